@@ -23,10 +23,14 @@ WORDS = Corpus(pairs=8000, distinct=(8000, 8000), words=(1.0, 8.0), characters=(
 
 
 def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Corpus = SENTENCES, **more) -> dict:
-    """What is chosen for an epoch of so many tokens where models of 2 million weights train at a `speed`."""
+    """What is chosen for an epoch of `tokens` where models of 2 million weights train at a `speed`.
+
+    `fits` tells the largest batch for a d_model.
+    """
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
-    slower = lambda model: speed * (128 / model["d_model"]) ** 2  # noqa: E731
-    more = {"batches_per_step": 1, "on_gpu": False} | more
+    fits = more.pop("fits", lambda width: 4096)
+    slower = lambda model: (speed * (128 / model["d_model"]) ** 2, fits(model["d_model"]))  # noqa: E731
+    more = {"batches_per_step": 1, "largest_batch": 4096} | more
     situation = Situation(corpus, tokens, options.values(), options.free, speed=slower, **more)
     choices, _ = choose_training(situation)
     assert all(choice.reason for choice in choices)
@@ -176,7 +180,7 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
         raise AssertionError("the speed is not needed")
 
     options = parse_arguments(["--train_file=x.tsv", "--per_device_train_max_tokens=2000", argv])
-    situation = Situation(SENTENCES, 5e5, options.values(), options.free, 1, on_gpu=False, speed=fail)
+    situation = Situation(SENTENCES, 5e5, options.values(), options.free, 1, 4096, speed=fail)
     choices, _ = choose_training(situation)
     chosen = {name: value for choice in choices for name, value in choice.values.items()}
     assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
@@ -187,6 +191,12 @@ def test_several_batches_a_step_make_fewer_steps():
     assert choose(argv, batches_per_step=4)["max_steps"] == round(choose(argv)["max_steps"] / 4)
 
 
+def test_a_batch_is_no_larger_than_what_fits():
+    large = {"tokens": 5e6, "speed": 1e6, "largest_batch": 16_384, "fits": lambda width: 8192 if width < 512 else 2048}
+    assert choose("--hours=9", **large)["per_device_train_max_tokens"] == 8192
+    assert choose("--hours=9 --size=base", **large)["per_device_train_max_tokens"] == 2048
+
+
 def test_a_machine_on_which_no_model_could_be_tried_has_a_plan():
     """Building the model then says what is wrong."""
     assert choose("", speed=0.0)["max_steps"] == 1 == choose("--size=big", speed=0.0)["max_steps"]
@@ -194,7 +204,7 @@ def test_a_machine_on_which_no_model_could_be_tried_has_a_plan():
 
 def doubts(argv: str, corpus: Corpus, tokens: float) -> str:
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
-    situation = Situation(corpus, tokens, options.values(), options.free, 1, on_gpu=False, speed=lambda model: 1000.0)
+    situation = Situation(corpus, tokens, options.values(), options.free, 1, 4096, lambda model: (1000.0, 4096))
     return " ".join(choose_training(situation)[1])
 
 

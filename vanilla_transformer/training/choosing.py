@@ -1,5 +1,6 @@
 """Chooses the options that were not given: looks at the pairs and at the machine, asks rule.py, and says why."""
 
+import contextlib
 import textwrap
 import time
 from collections.abc import Set, Sized
@@ -20,7 +21,18 @@ from .model import choose_attention, new_model
 from .optimization import compute_loss, make_optimizer
 from .options import given_fields
 from .recipe import Options
-from .rule import LIMITS, USUAL_BATCH, Choice, Corpus, Situation, choose_lengths, choose_tokens, choose_training
+from .rule import (
+    LARGEST_BATCH,
+    LARGEST_BATCH_ON_GPU,
+    LIMITS,
+    USUAL_BATCH,
+    Choice,
+    Corpus,
+    Situation,
+    choose_lengths,
+    choose_tokens,
+    choose_training,
+)
 
 STREAMED = 10**6  # pairs that a stream is taken to have
 
@@ -48,15 +60,24 @@ def decide_training(
     length = sum(kept) / max(len(kept), 1) or 1.0
     batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
     tokens = max(sum(kept) / max(len(lengths), 1) * corpus.pairs, 1)
+    # A GPU takes about as long for a small batch as for a large one, and a run that has time has large ones.
+    largest, tried = LARGEST_BATCH, USUAL_BATCH
+    if accelerator.device.type == "cuda":
+        largest = tried = LARGEST_BATCH_ON_GPU
+    if "per_device_train_max_tokens" not in options.free:
+        tried = min(given["per_device_train_max_tokens"] or tried, tried)
 
-    def speed(decided: dict) -> float:
-        try:
-            return training_speed(options.with_values(decided), len(tokenizer), round(length), accelerator)
-        except (UserError, torch.OutOfMemoryError):  # it does not fit; a smaller one may
-            return 0.0
+    def speed(decided: dict) -> tuple[float, int]:
+        size = tried
+        while size >= min(tried, USUAL_BATCH):
+            shape = max(1, size // round(length)), round(length)
+            with contextlib.suppress(UserError, torch.OutOfMemoryError):  # it does not fit; a smaller one may
+                found = training_speed(options.with_values(decided), len(tokenizer), shape, accelerator)
+                return found, largest if size == tried else size
+            size //= 2
+        return 0.0, largest
 
-    on_gpu = accelerator.device.type == "cuda"
-    situation = Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)
+    situation = Situation(corpus, tokens, given, options.free, batches_per_step, largest, speed)
     if not isinstance(pairs["train"], Sized):  # a stream, in which no pair is read again
         situation = replace(situation, tokens=situation.asked)
     choices, doubts = choose_training(situation)
@@ -92,16 +113,19 @@ def print_choices(choices: list[Choice]) -> dict[str, object]:
     return chosen
 
 
-def training_speed(options: Options, vocab_size: int, length: int, accelerator: Accelerator) -> float:
-    """The tokens a second of all processes, each taken to be as fast as this one in the last of up to three steps."""
+def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], accelerator: Accelerator) -> float:
+    """The tokens a second of all processes, each taken to be as fast as this one in the last of up to three steps.
+
+    The `shape` of their batch is (pairs, tokens of a side).
+    """
     training, fields = options.training, given_fields(options.model) | {"vocab_size": vocab_size}
     attention = choose_attention(training.attn_implementation, accelerator.device)
     model = new_model(VanillaTransformerConfig(**fields), attention)
     model = model.to(accelerator.device).train()
     optimizer = make_optimizer(model, training)
     top_k = training.teacher and training.teacher_top_k
-    length = min(length, model.config.longest_sequence)
-    batch = example_batch(max(1, USUAL_BATCH // length), length, top_k, accelerator.device)
+    pairs, length = shape
+    batch = example_batch(pairs, min(length, model.config.longest_sequence), top_k, accelerator.device)
     count = batch["input_ids"].numel()
     for _ in range(3):  # the first one is slower, but shows whether others would take long
         start = time.perf_counter()

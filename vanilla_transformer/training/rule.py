@@ -154,9 +154,9 @@ class Situation:
         given: The values of all options; those that are free have their defaults, or were chosen before.
         free: The options to choose.
         batches_per_step: Processes times accumulated batches.
-        on_gpu: Whether batches may be large.
+        largest_batch: The most tokens of a batch to choose.
         speed: Measures the tokens a second of all processes together, with options of the model and the optimizer that
-            replace the given ones.
+            replace the given ones, and the largest batch that fits into memory, up to `largest_batch`.
     """
 
     corpus: Corpus
@@ -164,8 +164,8 @@ class Situation:
     given: Mapping[str, object]
     free: Set[str]
     batches_per_step: int
-    on_gpu: bool
-    speed: Callable[[Mapping[str, object]], float]
+    largest_batch: int
+    speed: Callable[[Mapping[str, object]], tuple[float, int]]
 
     @property
     def hours(self) -> float:
@@ -188,20 +188,16 @@ class Situation:
     def given_batch(self) -> int:
         return self.given["per_device_train_max_tokens"] or self.largest_batch  # auto
 
-    @property
-    def largest_batch(self) -> int:
-        return LARGEST_BATCH_ON_GPU if self.on_gpu else LARGEST_BATCH
-
 
 def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     """The size of the model and how it is trained, and warnings if a good model is unlikely."""
     optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
-    size, trained = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
+    size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.given["d_model"]
     epochs = trained / situation.tokens
     dropout = 0.1 if epochs < 25 or width <= SIZES["tiny"].d_model else 0.2
     choices = [optimizer, size, Choice({"dropout": dropout}, f"each pair is read about {epochs:.1f} times")]
-    choices += choose_steps(situation, trained)
+    choices += choose_steps(situation, trained, largest_batch)
     if situation.given["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
     doubts = []
@@ -218,33 +214,38 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     return [choice for choice in (one.among(situation.free) for one in choices) if choice.values], doubts
 
 
-def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
-    """The largest size that the data and the time are enough for, and the tokens to train it on."""
+def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, int]:
+    """The largest size that the data and the time are enough for, the tokens to train it on, and the largest batch."""
     asked, useful, reason = situation.asked, situation.useful, ""
+    largest_batch = situation.largest_batch
     names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].corpus]
     given = ""
     if situation.given["size"] in SIZES:
         names, given = [situation.given["size"]], f"--size {situation.given['size']}"
     elif "d_model" not in situation.free:  # its layers are those of the largest size that is no wider
         width = max(situation.given["d_model"], SIZES["tiny"].d_model)
-        names, given = [name for name in reversed(SIZES) if SIZES[name].d_model <= width][:1], "to suit --d_model"
+        names = [name for name in reversed(SIZES) if SIZES[name].d_model <= width][:1]
+        given = "to suit the given d_model"
     for name in names:
         model = model_options(SIZES[name], situation.given, situation.free)
-        seconds = situation.hours * 3600 * USABLE
-        trained = min(useful, seconds * situation.speed(model | optimizer)) if asked is None else asked
+        trained = asked
+        if asked is None:
+            speed, largest_batch = situation.speed(model | optimizer)
+            trained = min(useful, situation.hours * 3600 * USABLE * speed)
         if trained >= min(SIZES[name].training, useful):
             break
         reason = f"; {names[0]} would need a longer run, or more memory"
     trained = max(trained, 1)  # if no model could be tried; building it will say why
-    return Choice(model, given or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
+    why = given or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"
+    return Choice(model, why), trained, largest_batch
 
 
-def choose_steps(situation: Situation, trained: float) -> list[Choice]:
+def choose_steps(situation: Situation, trained: float, largest_batch: int) -> list[Choice]:
     """The batch, the number of steps and the schedule of a run that reads `trained` tokens."""
     batch, choices = situation.given_batch, []
     if "per_device_train_max_tokens" in situation.free:
         batch = 2 ** round(math.log2(max(trained / STEPS / situation.batches_per_step, 1)))
-        batch = min(max(batch, SMALLEST_BATCH), situation.largest_batch)
+        batch = min(max(batch, SMALLEST_BATCH), largest_batch)
         reason = f"for about {STEPS:,} steps, within limits"
         if "max_steps" not in situation.free:
             batch, reason = USUAL_BATCH, "the usual size"
