@@ -18,10 +18,11 @@ def test_row_has_the_values_of_its_recipe(name, row):
     layers = f"{recipe['encoder_layers']}+{recipe['decoder_layers']}"
     assert sizes == f"{recipe['d_model']:,}, {recipe['encoder_ffn_dim']:,}, {layers}"
     assert (float(dropout), steps) == (recipe["dropout"], f"{recipe['max_steps']:,}")
-    peak, warmup, *schedule = rate.split(", ")
+    peak, warmup, *others = rate.split(", ")
     expected = float(recipe.get("learning_rate") or (recipe["d_model"] * recipe["warmup_steps"]) ** -0.5)
     assert float(peak) == pytest.approx(expected, rel=0.01) and warmup == f"{recipe['warmup_steps']:,}"
-    assert schedule == ([recipe["lr_scheduler_type"]] if "lr_scheduler_type" in recipe else [])
+    named = [recipe[key] for key in ("lr_scheduler_type", "optimizer") if key in recipe]
+    assert [other.lower() for other in others] == named
     batches, _, size = tokens.rpartition(" x ")
     assert size == f"{recipe['per_device_train_max_tokens']:,}"
     # The paper's eight GPUs take the place of accumulation.
