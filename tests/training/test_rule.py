@@ -58,12 +58,18 @@ def test_letters_are_chosen_for_single_words(words, characters, letters):
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
-@pytest.mark.parametrize(("stops", "chosen"), [(0.9, {"vocab_size", "joined_pairs"}), (0.1, {"letters"})])
-def test_short_sentences_without_spaces_are_told_from_words_by_their_stops(stops, chosen):
+@pytest.mark.parametrize(("letters", "chosen"), [(12.0, {"vocab_size", "joined_pairs"}), (4.0, {"letters"})])
+def test_short_sentences_without_spaces_are_told_from_words(letters, chosen):
     """As between Chinese and Japanese."""
-    corpus = replace(WORDS, words=(1.0, 1.0), characters=(12.0, 15.0), stops=stops)
+    sides = (letters, letters + 1)
+    corpus = replace(WORDS, words=(1.0, 1.0), characters=sides, spaceless=sides)
     found = {name for choice in choose_tokens(corpus, CHOOSABLE) for name in choice.values}
     assert found - {"split_digits"} == chosen
+
+
+def test_vocabulary_counts_words_that_no_spaces_separate():
+    spaced, spaceless = (replace(SENTENCES, words=(12.0, count), spaceless=(0.0, 36.0)) for count in (12.0, 1.0))
+    assert choose_tokens(spaced, {"vocab_size"})[0].values == choose_tokens(spaceless, {"vocab_size"})[0].values
 
 
 @pytest.mark.parametrize(

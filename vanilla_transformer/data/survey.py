@@ -12,13 +12,14 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import regex
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
-from ..sentences_vanilla_transformer import LINE, STOPS, WIDE_STOPS, has_words, sentence_ends
+from ..sentences_vanilla_transformer import LINE, has_words, sentence_ends
 from .rows import random_rows
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize, to_form
 
@@ -31,7 +32,8 @@ RATIO = 3.0  # a ratio of lengths is odd if it is more than this many times the 
 FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
 FEW = 30  # pairs: too few to tell whether some are swapped
-CLOSING = " \"'”“’»«)]」』）》】"  # what may follow the stop of a sentence
+WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # between words
+SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
 
 
 class Texts:
@@ -111,8 +113,8 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     `several_sentences` and `several_lines` count the sources that have them. `usual_sentences` and `usual_lines` are
     the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. `wordless_sources` tells whether
     at least one in a hundred has no word. `words` and `characters` are the [`usual_mean`] of sources and of
-    targets. `same_letters` is the share of pairs whose sides have the same [`letters_of`], `stops` that of the sources
-    that end with one.
+    targets, and `spaceless` that of their letters in [`SPACELESS`] scripts. `same_letters` is the share of pairs whose
+    sides have the same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)
     parts = {
@@ -130,11 +132,10 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     found["words"] = [usual_mean([len(text.split()) for text in side]) for side in sides]
     found["characters"] = [usual_mean(list(map(len, side))) for side in sides]
+    found["spaceless"] = [usual_mean([len(SPACELESS.findall(text)) for text in side]) for side in sides]
     some = random.Random(0).sample(pairs, min(COMPARED, len(pairs)))
     are_same = [letters_of(source) == letters_of(target) != "" for source, target in some]
     found["same_letters"] = sum(are_same) / max(len(some), 1)
-    ends = [source.rstrip(CLOSING)[-1:] for source, _ in pairs]
-    found["stops"] = sum(end in set(STOPS + WIDE_STOPS) for end in ends) / max(len(pairs), 1)
     return found
 
 

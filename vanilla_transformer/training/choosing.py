@@ -99,8 +99,9 @@ def look_at(pairs: Splits) -> Corpus:
     count, distinct = STREAMED, (STREAMED, STREAMED)
     if isinstance(pairs["train"], Sized):
         count, distinct = len(pairs["train"]), tuple(found["distinct"])
-    means = tuple(found["words"]), tuple(found["characters"])
-    return Corpus(count, distinct, *means, found["usual_sentences"], held_out, found["same_letters"], found["stops"])
+    means = {name: tuple(found[name]) for name in ("words", "characters", "spaceless")}
+    usual, same = found["usual_sentences"], found["same_letters"]
+    return Corpus(count, distinct, **means, sentences=usual, held_out=held_out, same_letters=same)
 
 
 def print_choices(choices: list[Choice]) -> dict[str, object]:

@@ -74,7 +74,7 @@ class Corpus:
         sentences: The largest number of sentences that at least 1 % of the sources have.
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
-        stops: The share of sources that end with a stop, as sentences do and words do not.
+        spaceless: Letters of scripts without spaces between words, in a text on average.
     """
 
     pairs: int
@@ -84,12 +84,17 @@ class Corpus:
     sentences: int
     held_out: int
     same_letters: float = 0.0
-    stops: float = 0.0
+    spaceless: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def lengths(self) -> tuple[float, float]:
+        """Words of a text, on average: where no spaces separate them, three letters count as one."""
+        return tuple(max(count, letters / 3) for count, letters in zip(self.words, self.spaceless, strict=True))
 
     @property
     def has_sentences(self) -> bool:
-        """Whether the texts are sentences rather than words or phrases, also in scripts without spaces."""
-        return self.stops > 0.5 or min(self.words) >= 3
+        """Whether the texts are sentences rather than words or phrases."""
+        return min(self.lengths) >= 3
 
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
@@ -105,9 +110,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     if "letters" in free and reason:
         choices.append(Choice({"letters": True}, reason))
     if "vocab_size" in free and not choices:
-        # Where no spaces separate words, as in Chinese, a few characters count as one.
-        lengths = [max(w, c / 6) for w, c in zip(corpus.words, corpus.characters, strict=True)]
-        words = sum(count * length for count, length in zip(corpus.distinct, lengths, strict=True)) / 2
+        words = sum(count * length for count, length in zip(corpus.distinct, corpus.lengths, strict=True)) / 2
         wanted = min(words / WORDS_A_TOKEN, TOKENS_PER_ROOT * math.sqrt(words))
         size = min(max(500 * round(wanted / 500), 500), 32_000)
         reason = f"a side has {words:,.0f} words in distinct texts, about {words / size:.0f} for each token"
