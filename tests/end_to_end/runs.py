@@ -137,6 +137,8 @@ def work(argv: list[str], log: Path, fault, cwd: Path, cache: Path, env: dict):
     os.chdir(cwd)
     datasets.config.HF_DATASETS_CACHE, datasets.config.HF_HUB_OFFLINE = cache, True
     torch.set_num_threads(1)
+    # As a shell starts it: or else the workers that read its data would come from one more server, which imports, too.
+    multiprocessing.set_start_method(None, force=True)
     hardware.configure_cpu = lambda precision: None
     run_folder.plot_training_curves = run_folder.draw_attention = lambda *_: None  # half the time of a small run
     if fault is not None:
