@@ -25,7 +25,9 @@ MORE += [{"activation_function": name} for name in ("gelu", "swish", "prelu", "x
 MORE += [{"pad_token_id": 2}, {"pad_token_id": None}, {"eos_token_id": None}, {"eos_token_id": [2, 5]}]
 MORE += [{"decoder_start_token_id": None, "bos_token_id": None}, {"vocab_size": 4}]
 MORE += [kind | {"max_position_embeddings": 4} for kind in POSITIONS]
-CONFIGS += [pytest.param(config, marks=pytest.mark.slow) for config in MORE]
+# What these change is the same in each layer.
+SMALLER = {"encoder_layers": 1, "decoder_layers": 1}
+CONFIGS += [pytest.param(SMALLER | config, marks=pytest.mark.slow, id=str(config)) for config in MORE]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
