@@ -15,12 +15,15 @@ import sys
 import time
 
 LIBRARIES = ["accelerate", "datasets", "matplotlib.figure", "sacrebleu", "tabulate", "torch.distributed.fsdp"]
-LIBRARIES += ["transformers", "transformers.generation", "transformers.pipelines"]
+LIBRARIES += ["langcodes", "packaging.requirements", "psutil", "rapidfuzz.distance"]
+LIBRARIES += ["transformers", "transformers.generation", "transformers.pipelines", "transformers.trainer_utils"]
 # Libraries that read nothing of the environment, for programs to which the Hub is elsewhere.
 WITHOUT_HUB = ["matplotlib.pyplot", "pandas", "pyarrow.dataset", "sacrebleu", "sentencepiece", "torch.export"]
 WITHOUT_HUB += ["torch._dynamo.convert_frame", "torch.distributed.fsdp", "torch.distributed.tensor"]
+WITHOUT_HUB += ["torch.distributed.checkpoint.hf_storage", "trio", "yaml", "jinja2", "regex", "multiprocess"]
+WITHOUT_HUB += ["langcodes", "packaging.requirements", "psutil", "rapidfuzz.distance", "filelock", "PIL.Image"]
 SERVER = """
-import gc, importlib, json, os, runpy, signal, socket, sys
+import gc, importlib, json, multiprocessing.spawn, os, runpy, signal, socket, sys
 
 address, *libraries = sys.argv[1:]
 for library in libraries:
@@ -41,12 +44,15 @@ while True:
         connection.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
         os._exit(0)
     (first, *others), folder, environment = json.loads(request)
+    if first == "-u":  # so torchrun starts it
+        first, *others = others
     for number, (name, mode) in enumerate(zip(("stdin", "stdout", "stderr"), "rww")):
         os.dup2(streams[number], number)
         setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = environment.get("PYTHON_EXEC", sys.executable)  # which torchrun starts, too
     if first in ("-c", "-m"):
         (what, *sys.argv[1:]), sys.path[0] = others, ""
         runpy.run_module(what, run_name="__main__", alter_sys=True) if first == "-m" else exec(what)

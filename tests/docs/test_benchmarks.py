@@ -36,7 +36,8 @@ def run(forked_python):
 
     def run(script: str, folder: Path, *arguments: str) -> tuple[Path, str]:
         command = [f"benchmarks/{script}.py", "--results", folder, *arguments]
-        printed = python_output(*command, cwd=ROOT, python=forked_python)
+        env = {"PYTHON_EXEC": str(forked_python)}  # what they start are forks, too
+        printed = python_output(*command, cwd=ROOT, python=forked_python, env=env)
         (page,) = folder.glob(f"{script}*.md")
         return page, printed
 

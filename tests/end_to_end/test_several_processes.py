@@ -144,11 +144,12 @@ def test_two_distilled_processes_equal_one(how, pairs, one, one_distilled, fork_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["several_gpus", "fsdp2"])
-def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):
+def test_two_processes_equal_one_as_launched(name, one, pairs, forked_python, tmp_path):
     """As the files of recipes/accelerate launch them; FSDP2 shards the moving average, too."""
     command = ["-m", "accelerate.commands.launch", "--config_file", str(FILES[name]), "--num_processes", "2"]
     command += ["--mixed_precision", "no", "train.py", *options(pairs, tmp_path / "model", TWELVE, model=MODEL)]
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=300)
+    env = os.environ | {"PYTHON_EXEC": str(forked_python)}  # of what is launched
+    subprocess.run([forked_python, *command], cwd=ROOT, env=env, check=True, timeout=300)
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
 
 
