@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import datasets
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -34,7 +35,7 @@ from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import tokenizer_for_training, train_tokenizer
 
 SHARD = 100_000  # pairs in a file
-WORDS = 100_000  # different ones of each language
+WORDS = 100_000  # different ones of each language, or ten for each pair of a few
 SENTENCE = 12  # words on average
 EMPTY = 1000  # one pair in so many has an empty side
 LIMITS = {"max_source_length": 128, "max_target_length": 128}  # tokens, as train.py has them by default
@@ -51,7 +52,7 @@ INTERVAL = 0.05  # seconds between memory samples, at least ten times as long as
 def write_pairs(folder: Path, pairs: int):
     """Writes `pairs` training pairs in parquet shards and 100 validation pairs, one shard at a time."""
     generator = np.random.default_rng(0)
-    languages = {name: make_words(generator) for name in ("en", "de")}
+    languages = {name: make_words(generator, min(WORDS, 10 * pairs)) for name in ("en", "de")}
     (folder / "data").mkdir(parents=True)
     shards = -(-pairs // SHARD)
     names = [f"train-{index:05}-of-{shards:05}" for index in range(shards)] + ["validation-00000-of-00001"]
@@ -66,13 +67,13 @@ def write_pairs(folder: Path, pairs: int):
         write_table(pa.table(columns), folder / "data" / f"{name}.parquet")
 
 
-def make_words(generator: np.random.Generator) -> pa.Array:
-    """Distinct words of one to six syllables; frequent ones are short."""
+def make_words(generator: np.random.Generator, count: int) -> pa.Array:
+    """`count` distinct words of one to six syllables; frequent ones are short."""
     syllables = [a + b + c for a, b, c in itertools.product("bcdfghklmnprstvwz", "aeiou", ("", "n", "r", "s", "t"))]
-    drawn = generator.integers(len(syllables), size=(2 * WORDS, 6)).tolist()
-    counts = 1 + np.minimum(5, generator.poisson(np.minimum(3.0, np.arange(2 * WORDS) / 2000)))
-    words = ("".join(syllables[i] for i in row[:count]) for row, count in zip(drawn, counts, strict=True))
-    return pa.array(list(dict.fromkeys(words))[:WORDS])
+    drawn = generator.integers(len(syllables), size=(2 * count, 6)).tolist()
+    counts = 1 + np.minimum(5, generator.poisson(np.minimum(3.0, np.arange(2 * count) / 2000)))
+    words = ("".join(syllables[i] for i in row[:length]) for row, length in zip(drawn, counts, strict=True))
+    return pa.array(list(dict.fromkeys(words))[:count])
 
 
 def make_sentences(words, lengths: np.ndarray, generator: np.random.Generator) -> pa.Array:
@@ -325,7 +326,7 @@ def make_page(rows: list[tuple[int, Phase]], counted: dict) -> list[str]:
     return [
         *report.heading("Data at scale", ["torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy"]),
         "Other load on the machine affects the seconds, hardly the CPU seconds. Generated pairs with "
-        f"{SENTENCE} words per side on average, {WORDS:,} distinct words per language.",
+        f"{SENTENCE} words per side on average, at most {WORDS:,} distinct words per language.",
         "",
         *report.table(COLUMNS, [row(size, phase) for size, phase in rows]),
         "",
@@ -362,6 +363,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         os.environ |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
+        datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"  # if the parts are forks of this process
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         print(" | ".join(COLUMNS))
         rows, counted = run(3000 if args.quick else args.pairs, Path(folder))
