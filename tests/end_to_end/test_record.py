@@ -14,14 +14,18 @@ import yaml
 from helpers import ROOT, table_rows
 
 SMALL = "--max_steps 2 --eval_steps 1 --warmup_steps 1 --d_model 16 --encoder_layers 1 --decoder_layers 1"
-SMALL += " --vocab_size 400"
+SMALL += " --vocab_size 400 --max_target_length 60 --per_device_train_max_tokens 512 --num_examples 0"
+PAIRS = 100  # to train on
 
 
-# What the script calls, without the time for imports, and `accelerate launch` without a further process.
+# What the script calls, without the time for imports, and `accelerate launch` without a further process; runs of two
+# steps take half of theirs for the picture of their losses.
 LAUNCH = """import os, runpy, sys
 assert sys.argv[1:3] == ["launch", "--mixed_precision"]
 os.environ["ACCELERATE_MIXED_PRECISION"] = sys.argv[3]
 del sys.argv[:4]
+from vanilla_transformer.training import run_folder
+run_folder.plot_training_curves = lambda *_: None
 runpy.run_path(sys.argv[0], run_name="__main__")"""
 PROGRAMS = {"accelerate": f"-c {shlex.quote(LAUNCH)}", "vanilla-transformer": "-m vanilla_transformer", "python": ""}
 STAND_IN = """#!/bin/bash
@@ -58,7 +62,7 @@ def record(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("record")
     data = folder / "data"
     data.mkdir()
-    for split, count in {"train": 300, "validation": 5, "test": 5}.items():
+    for split, count in {"train": PAIRS, "validation": 5, "test": 5}.items():
         lines = (ROOT / "sample_dataset" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         (data / f"{split}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
     command = ["bash", "recipes/multi30k_tiny.sh", str(data), str(folder), *SMALL.split()]
@@ -88,7 +92,7 @@ def test_students_learn_from_all_teachers_with_their_tokenizer_and_without_the_t
     recipe = yaml.safe_load((folder / "student-2" / "recipe.yaml").read_text(encoding="utf-8"))
     assert recipe["teacher"] == [f"{folder}/published-{seed}" for seed in (1, 2, 3)]
     assert recipe["model_name_or_path"] == f"{folder}/published-2"
-    assert len((folder / "translations.txt").read_text(encoding="utf-8").splitlines()) == 300
+    assert len((folder / "translations.txt").read_text(encoding="utf-8").splitlines()) == PAIRS
     assert f"{folder}/translations.txt" in recipe["train_file"]
     tokenizers = {(folder / name / "tokenizer.json").read_text() for name in ("published-1", "student-1", "student-2")}
     assert len(tokenizers) == 1
