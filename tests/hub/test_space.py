@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import ROOT
-from hub_server import LoopbackHub, run_python
+from hub_server import LoopbackHub, python, run_python
 
 from vanilla_transformer import Translator
 from vanilla_transformer.hub.space import space_files
@@ -43,9 +43,8 @@ def test_the_page_needs_no_other_file_of_the_package(tmp_path):
     pytest.importorskip("gradio")
     write_files(space_files("me/toy"), tmp_path)
     code = ALONE + "import vanilla_transformer.demo.app as app; print(app.__file__)"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
+    options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
+    found = subprocess.run([python(), "-c", code], **options)
     assert found.stdout.strip() == str(tmp_path / "vanilla_transformer" / "demo" / "app.py"), found.stderr
 
 
