@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import train as script
+from vanilla_transformer.__main__ import main as command
 from vanilla_transformer.training import checkpoint, hardware, processes, run_folder
 
 ROOT = Path(__file__).parents[2]  # not of helpers, which would take each forked process a second to import
@@ -111,7 +112,7 @@ HOW = {"copied": {}, "sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 
 
 
 class Fork:
-    """train.py in another process. `fault` is a function that is called there first."""
+    """train.py in another process, or the command that `argv` begins with. `fault` is called there first."""
 
     def __init__(self, argv: list[str], log: Path, fault=None, cwd=ROOT, cache: Path | None = None, **env: str):
         self.log = log
@@ -140,6 +141,8 @@ def work(argv: list[str], log: Path, fault, cwd: Path, cache: Path, env: dict):
     # As a shell starts it: or else the workers that read its data would come from one more server, which imports, too.
     multiprocessing.set_start_method(None, force=True)
     hardware.configure_cpu = lambda precision: None
+    if not argv[0].startswith("-"):
+        return command(argv)
     run_folder.plot_training_curves = run_folder.draw_attention = lambda *_: None  # half the time of a small run
     if fault is not None:
         fault()

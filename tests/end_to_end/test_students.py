@@ -5,15 +5,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from helpers import command_error, read_sample, table_rows
-from runs import ROOT
+from runs import Fork, ranks
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
@@ -134,9 +132,7 @@ def test_translations_of_a_language_model_take_the_place_of_a_teacher(here, caps
 # ------------------------------------------------------------------------------------------- killed, several processes
 
 LINES = 1200  # three groups
-COMMAND = (
-    f"-m vanilla_transformer distill --source_file mono.en --output_dir {{out}} {BRIEF} {TRAINING} --save_steps 5"
-)
+COMMAND = f"distill --source_file mono.en --output_dir {{out}} {BRIEF} {TRAINING} --save_steps 5"
 COMMAND += " --eval_steps 10 --max_steps 30 --to none"
 
 
@@ -149,35 +145,32 @@ def texts(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(texts, marian):
-    """start(out, *launcher) -> a process that distills into `out`; it is killed in the end."""
+    """start(out) -> a [`Fork`] that distills into `out`; it is killed in the end."""
     running = []
 
-    def start(out: str, *launcher: str, **env: str) -> subprocess.Popen:
-        words = [*launcher, *COMMAND.format(out=out).split(), "--teacher", str(marian)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)} | env
-        with open(texts / f"{out}.log", "a") as log:
-            running.append(
-                subprocess.Popen([sys.executable, *words], cwd=texts, env=environment, stdout=log, stderr=log)
-            )
+    def start(out: str, **env: str) -> Fork:
+        words = [*COMMAND.format(out=out).split(), "--teacher", str(marian)]
+        running.append(Fork(words, texts / f"{len(running)}.log", cwd=texts, **env))
         return running[-1]
 
     yield start
-    for process in running:
-        process.kill()
+    for run in running:
+        run.process.kill()
 
 
 @pytest.fixture(scope="module")
 def whole(start, texts) -> Path:
     """What a distillation that nothing stops leaves."""
-    assert start("whole").wait(300) == 0, (texts / "whole.log").read_text()
+    run = start("whole")
+    assert run.wait(300) == 0, run.printed()
     return texts / "whole"
 
 
-def wait_for(pattern: str, folder: Path, process: subprocess.Popen):
+def wait_for(pattern: str, folder: Path, run: Fork):
     deadline = time.monotonic() + 120
     while not any(folder.glob(pattern)):
         assert time.monotonic() < deadline, f"there is no {pattern}"
-        assert process.poll() is None, f"ended before there was {pattern}"
+        assert run.process.is_alive(), f"ended before there was {pattern}"
         time.sleep(0.02)
 
 
@@ -196,40 +189,41 @@ def test_a_distillation_killed_three_times_gives_the_same_student(start, texts, 
         ("student/recipe.yaml", 0.5),
         ("student/checkpoint-*", 1.0),
     ]:
-        process = start("killed")
-        wait_for(stage, texts / "killed", process)
+        run = start("killed")
+        wait_for(stage, texts / "killed", run)
         time.sleep(random.uniform(0, longest))
-        assert process.poll() is None
-        process.kill()
-        process.wait()
+        assert run.process.is_alive()
+        run.process.kill()
+        run.wait()
     assert not (texts / "killed" / "evaluation").exists()
-    assert start("killed").wait(300) == 0, (texts / "killed.log").read_text()
-    assert "resuming from killed/student/checkpoint-" in (texts / "killed.log").read_text()
+    run = start("killed")
+    assert run.wait(300) == 0, run.printed()
+    assert "resuming from killed/student/checkpoint-" in run.printed()
     assert products(texts / "killed") == products(whole)
 
 
 @pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(start, texts, whole):
     shutil.copytree(whole, texts / "out", ignore=shutil.ignore_patterns("student*", "evaluation*"))
-    process = start("out")
-    wait_for("student/checkpoint-*", texts / "out", process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    printed = (texts / "out.log").read_text()
-    assert "which is saved; resume with" in printed and printed.rstrip().endswith(
-        "the same command goes on from here."
-    )
+    run = start("out")
+    wait_for("student/checkpoint-*", texts / "out", run)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(60) == 130
+    printed = run.printed().rstrip()
+    assert "which is saved; resume with" in printed and printed.endswith("the same command goes on from here.")
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_texts_and_one_goes_on(start, texts, whole):
     """What the two translate is what one translates."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    both = start("both", *launcher, ACCELERATE_USE_CPU="true")
-    wait_for("translations/0/0000001.json", texts / "both", both)
-    both.terminate()
-    both.wait(60)
-    assert start("both", *launcher, ACCELERATE_USE_CPU="true").wait(300) == 0, (texts / "both.log").read_text()
+    both = [start("both", **env) for env in ranks()]
+    wait_for("translations/0/0000001.json", texts / "both", both[0])
+    for run in both:
+        run.process.terminate()
+    for run in both:
+        run.wait(60)
+    both = [start("both", **env) for env in ranks()]
+    assert [run.wait(300) for run in both] == [0, 0], both[0].printed() + both[1].printed()
     one, two = products(whole), products(texts / "both")
     assert all(one[name] == two[name] for name in one if name.startswith(("translations", "pairs")))
     assert (texts / "both" / "report.md").exists()
