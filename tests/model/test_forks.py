@@ -59,7 +59,7 @@ WAYS = (
     """,
     """
     import multiprocessing
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(translator, [texts, texts]) == [expected, expected]
         assert pool.apply(torch.get_num_threads) == (1 if kind == "ctranslate2" else 2)
     """,
