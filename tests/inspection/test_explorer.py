@@ -20,6 +20,7 @@ from vanilla_transformer.inspection.attention import attention_figure, attention
 from vanilla_transformer.inspection.explorer import Recorder, explore, variant, without_head, write_explorer
 from vanilla_transformer.inspection.shapes import trace_shapes
 
+SHORT = {"max_position_embeddings": 9}  # little is recorded, where only the shapes are looked at
 PAIRS = [("A dog sleeps.", "Ein Hund schläft.", "0-0 1-1 2-2"), ("</script><b>a & b", "a <i>b</i>", None)]
 
 
@@ -160,7 +161,8 @@ def test_page_searches_as_our_search_does(model, tokenizer, page, open_page):
     "options", [{}, {"d_model": 36, "encoder_ffn_dim": 50, "position_embedding_type": "learned", "lm_head_bias": True}]
 )
 def test_page_counts_as_the_shape_trace_does(options, make_model, tokenizer, tmp_path, open_page):
-    model = make_model(vocab_size=len(tokenizer), encoder_attention_heads=2, decoder_attention_heads=4, **options)
+    sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 4} | SHORT
+    model = make_model(vocab_size=len(tokenizer), **sizes, **options)
     write_explorer(explore(model, tokenizer, PAIRS[:1]), tmp_path / "explorer.html", "Shapes")
     browser = open_page(tmp_path / "explorer.html")
     config, sizes = model.config, {"S": 7, "T": 5}
@@ -362,7 +364,7 @@ return data.shapes.flatMap((_, index) => {
 def test_arrows_end_at_what_they_mean_and_details_cover_nothing(
     norm_first, make_model, tokenizer, tmp_path, open_page
 ):
-    model = make_model(vocab_size=len(tokenizer), norm_first=norm_first)
+    model = make_model(vocab_size=len(tokenizer), norm_first=norm_first, **SHORT)
     write_explorer(explore(model, tokenizer, PAIRS[:1]), tmp_path / "explorer.html", "Shapes")
     for width in (390, 800, 1280):
         browser = open_page(tmp_path / "explorer.html", "#tab=shapes")
