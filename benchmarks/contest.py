@@ -17,7 +17,7 @@ import torch
 from vanilla_transformer.training.hardware import configure_malloc
 
 # Forked from a process that has imported the libraries, as importing them takes longer than many a measurement: from a
-# server in which nothing has run, or from this one, with a single thread, where the script is only tried.
+# server in which nothing has run or, with --quick, from this one, which must have a single thread.
 IS_TRIED = "--quick" in sys.argv and not torch.cuda.is_available()
 PROCESSES = multiprocessing.get_context("fork" if IS_TRIED else "forkserver")
 PROCESSES.set_forkserver_preload(["vanilla_transformer.training.model"])

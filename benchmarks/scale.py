@@ -35,7 +35,7 @@ from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import tokenizer_for_training, train_tokenizer
 
 SHARD = 100_000  # pairs in a file
-WORDS = 100_000  # different ones of each language, or ten for each pair of a few
+WORDS = 100_000  # distinct words of each language, but at most ten for each pair
 SENTENCE = 12  # words on average
 EMPTY = 1000  # one pair in so many has an empty side
 LIMITS = {"max_source_length": 128, "max_target_length": 128}  # tokens, as train.py has them by default

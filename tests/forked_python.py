@@ -44,7 +44,7 @@ while True:
         connection.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
         os._exit(0)
     (first, *others), folder, environment = json.loads(request)
-    if first == "-u":  # so torchrun starts it
+    if first == "-u":  # from torchrun
         first, *others = others
     for number, (name, mode) in enumerate(zip(("stdin", "stdout", "stderr"), "rww")):
         os.dup2(streams[number], number)
@@ -52,7 +52,7 @@ while True:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.executable = environment.get("PYTHON_EXEC", sys.executable)  # which torchrun starts, too
+    sys.executable = environment.get("PYTHON_EXEC", sys.executable)  # what torchrun starts
     if first in ("-c", "-m"):
         (what, *sys.argv[1:]), sys.path[0] = others, ""
         runpy.run_module(what, run_name="__main__", alter_sys=True) if first == "-m" else exec(what)
