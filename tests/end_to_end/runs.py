@@ -138,7 +138,7 @@ def work(argv: list[str], log: Path, fault, cwd: Path, cache: Path, env: dict):
     os.chdir(cwd)
     datasets.config.HF_DATASETS_CACHE, datasets.config.HF_HUB_OFFLINE = cache, True
     torch.set_num_threads(1)
-    # The default, as in a shell; otherwise the workers that read data would be forks of one more server, which imports.
+    # The default, as in a shell: else the workers that read data would be forks of one more server, which imports.
     multiprocessing.set_start_method(None, force=True)
     hardware.configure_cpu = lambda precision: None
     if not argv[0].startswith("-"):
