@@ -68,9 +68,9 @@ def test_pairs_of_two_kinds_in_turn_are_both_sampled(first):
     assert 0.4 < counts(pairs[first:])["train"]["same_letters"] < 0.6
 
 
-def test_letters_of_scripts_without_spaces_are_counted():
-    found = counts([("我们去。", "ひらがな カタカナ"), ("The 犬.", "한국어"), ("ไปไหน", "ทำไม?")])["train"]
-    assert found["spaceless"] == pytest.approx([(3 + 1 + 5) / 3, (8 + 0 + 4) / 3])
+def test_words_that_no_spaces_separate_are_counted():
+    found = counts([("我们去上学。", "ひらがな カタカナ"), ("The 犬.", "한국어"), ("ไปไหน", "ทำไม?")])["train"]
+    assert found["hidden_words"] == pytest.approx([(2 / 3 + 0 + 2 / 3) / 3, (2 / 3 + 0 + 1 / 3) / 3])
 
 
 def test_a_single_document_among_words_does_not_count():
@@ -134,7 +134,7 @@ def test_forms_of_many_pairs_are_estimated_from_a_sample_and_said_to_be(monkeypa
     assert found["sampled"] == 400
     assert "numbers are estimated from 400 pairs" in described({"train": found})
     estimated = {"several_sentences", "placeholders", "placeholders_kept", "numbers", "sampled"}
-    estimated |= {"words", "characters", "same_letters", "spaceless"}
+    estimated |= {"words", "characters", "same_letters", "hidden_words"}
     assert {key for key in found if found[key] != exact.get(key)} <= estimated
     assert all(found[key] == pytest.approx(exact[key], rel=0.15) for key in estimated - {"sampled"})
 

@@ -92,6 +92,7 @@ def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
     assert parse_arguments([*own, "--train_file_tags=<x>"]).free == CHOOSABLE - {"joined_pairs"}
     assert parse_arguments([*own, "--letters"]).free == CHOOSABLE - tokens
     assert parse_arguments([*own, "--vocab_size=500"]).free == CHOOSABLE - {"letters", "vocab_size"}
+    assert parse_arguments([*own, "--letters=false"]).free == CHOOSABLE - {"letters"}
     averaged = CHOOSABLE - {"eval_steps", "early_stopping_patience"}
     assert parse_arguments([*own, "--average_checkpoints=3"]).free == averaged
     assert parse_arguments(["--config", str(recipe), "--size=auto"]).free == CHOOSABLE - {"dropout", "max_steps"}
@@ -103,6 +104,8 @@ def test_a_size_replaces_those_of_a_recipe():
     options = parse_arguments(["--config", str(SAMPLE_RECIPE), "--size=medium", "--encoder_layers=5"])
     assert options.free >= {"d_model", "decoder_layers"} and options.model.encoder_layers == 5
     assert options.model.d_model is None and options.training.max_steps == 450
+    options = parse_arguments(["--config", str(SAMPLE_RECIPE), "--size=auto"])
+    assert options.model.d_model == 128 and not options.free & {"d_model", "encoder_layers"}
 
 
 def test_hours_and_a_number_of_steps_contradict_each_other():

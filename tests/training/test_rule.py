@@ -31,7 +31,7 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
     fits = more.pop("fits", lambda width: 4096)
     slower = lambda model: (speed * (128 / model["d_model"]) ** 2, fits(model["d_model"]))  # noqa: E731
     more = {"batches_per_step": 1, "largest_batch": 4096} | more
-    situation = Situation(corpus, tokens, options.values(), options.free, speed=slower, **more)
+    situation = Situation(corpus, tokens, 20.0, options.values(), options.free, speed=slower, **more)
     choices, _ = choose_training(situation)
     assert all(choice.reason for choice in choices)
     values = [item for choice in choices for item in choice.values.items()]
@@ -62,14 +62,33 @@ def test_letters_are_chosen_for_single_words(words, characters, letters):
 def test_short_sentences_without_spaces_are_told_from_words(letters, chosen):
     """As between Chinese and Japanese."""
     sides = (letters, letters + 1)
-    corpus = replace(WORDS, words=(1.0, 1.0), characters=sides, spaceless=sides)
+    corpus = replace(WORDS, words=(1.0, 1.0), characters=sides, hidden_words=(letters / 3, letters / 3))
     found = {name for choice in choose_tokens(corpus, CHOOSABLE) for name in choice.values}
     assert found - {"split_digits"} == chosen
 
 
 def test_vocabulary_counts_words_that_no_spaces_separate():
-    spaced, spaceless = (replace(SENTENCES, words=(12.0, count), spaceless=(0.0, 36.0)) for count in (12.0, 1.0))
-    assert choose_tokens(spaced, {"vocab_size"})[0].values == choose_tokens(spaceless, {"vocab_size"})[0].values
+    hidden = replace(SENTENCES, words=(12.0, 1.0), hidden_words=(0.0, 10.0))
+    assert choose_tokens(SENTENCES, {"vocab_size"}) == choose_tokens(hidden, {"vocab_size"})
+
+
+def test_limits_leave_room_for_joined_pairs():
+    """Of usual length; without them, these limits would be high enough."""
+    options = parse_arguments(["--train_file=x.tsv", "--joined_pairs=0.2"])
+    (choice,) = choose_lengths([(70, 50)] * 9, options.values(), options.free)
+    assert choice.values == {"max_source_length": 256} and "joined" in choice.reason
+
+
+def test_steps_count_the_tokens_that_a_batch_really_has():
+    """Whole pairs, and no more than all."""
+    argv = "--size=small --hours=9 --per_device_train_max_tokens="
+    small, one, all_pairs = (choose(f"{argv}{size}", tokens=5e4)["max_steps"] for size in (1, 20, 10**6))
+    assert small == one == 60 * 5e4 / 20 and all_pairs == 60
+
+
+def test_the_length_is_in_epochs_where_the_batch_is_found_later():
+    chosen = choose("--hours=9 --per_device_train_max_tokens=auto", tokens=5e4)
+    assert chosen["num_train_epochs"] == 60 and "max_steps" not in chosen
 
 
 @pytest.mark.parametrize(
@@ -121,16 +140,18 @@ def test_each_digit_is_a_token_as_each_letter_may_be(corpus):
     [
         ((300, 128), "", {"max_source_length": 512}),
         ((129, 600), "", {"max_source_length": 256, "max_target_length": 1024}),
-        ((9000, 300), "", {"max_source_length": 1024, "max_target_length": 512}),
+        ((900, 300), "", {"max_source_length": 1024, "max_target_length": 512}),
+        ((9000, 300), "", {}),  # no limit would keep them
         ((300, 300), "--max_target_length=300", {"max_source_length": 512}),
         ((300, 300), "--max_target_length=200", {}),  # such pairs are dropped whatever the sources have
         ((300, 300), "--max_position_embeddings=200", {"max_source_length": 512, "max_target_length": 512}),
         (
-            (300, 300),
+            (180, 180),
             "--max_position_embeddings=200 --position_embedding_type=learned",
             {"max_source_length": 200, "max_target_length": 200},
         ),
-        ((300, 300), "--max_position_embeddings=99 --position_embedding_type=learned", {}),
+        ((300, 300), "--max_position_embeddings=200 --position_embedding_type=learned", {}),
+        ((180, 180), "--max_position_embeddings=99 --position_embedding_type=learned", {}),
         ((300, 300), "--tokenizer_name=t --teacher=t", {}),
     ],
 )
@@ -186,7 +207,7 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
         raise AssertionError("the speed is not needed")
 
     options = parse_arguments(["--train_file=x.tsv", "--per_device_train_max_tokens=2000", argv])
-    situation = Situation(SENTENCES, 5e5, options.values(), options.free, 1, 4096, speed=fail)
+    situation = Situation(SENTENCES, 5e5, 20.0, options.values(), options.free, 1, 4096, speed=fail)
     choices, _ = choose_training(situation)
     chosen = {name: value for choice in choices for name, value in choice.values.items()}
     assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
@@ -210,7 +231,7 @@ def test_a_machine_on_which_no_model_could_be_tried_has_a_plan():
 
 def doubts(argv: str, corpus: Corpus, tokens: float) -> str:
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
-    situation = Situation(corpus, tokens, options.values(), options.free, 1, 4096, lambda model: (1000.0, 4096))
+    situation = Situation(corpus, tokens, 20.0, options.values(), options.free, 1, 4096, lambda model: (1000.0, 4096))
     return " ".join(choose_training(situation)[1])
 
 

@@ -71,13 +71,14 @@ def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
 
 def sample_lengths(
     dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int
-) -> list[tuple[int, int]]:
-    """The tokens of source and target of some pairs, without those that have an empty side, or too many characters for
-    `limit` tokens."""
+) -> tuple[list[tuple[int, int]], int]:
+    """The tokens of source and target of some pairs, and of how many pairs: those that have an empty side, or too many
+    characters for `limit` tokens, are left out."""
     rows = [(row["source"], row["target"]) for row in sample_rows(dataset, 2000)]
+    count = len(rows)
     rows = [row for row in rows if all(is_filled(text) and len(text) <= longest_text(limit) for text in row)]
     encoded = encode_texts(*map(list, zip(*rows, strict=True)), tokenizer) if rows else {"input_ids": [], "labels": []}
-    return [(len(s), len(t)) for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
+    return [(len(s), len(t)) for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)], count
 
 
 def encode_pairs(

@@ -113,7 +113,7 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     `several_sentences` and `several_lines` count the sources that have them. `usual_sentences` and `usual_lines` are
     the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. `wordless_sources` tells whether
     at least one in a hundred has no word. `words` and `characters` are the [`usual_mean`] of sources and of
-    targets, and `spaceless` that of their letters in [`SPACELESS`] scripts. `same_letters` is the share of pairs whose
+    targets, and `hidden_words` that of their [`hidden_words`]. `same_letters` is the share of pairs whose
     sides have the same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)
@@ -131,12 +131,17 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     found["wordless_sources"] = sum(not has_words(source) for source, _ in pairs) >= max(SEEN * len(pairs), 1)
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     found["words"] = [usual_mean([len(text.split()) for text in side]) for side in sides]
-    found["characters"] = [usual_mean(list(map(len, side))) for side in sides]
-    found["spaceless"] = [usual_mean([len(SPACELESS.findall(text)) for text in side]) for side in sides]
+    found["hidden_words"] = [usual_mean(list(map(hidden_words, side))) for side in sides]
+    found["characters"] = [usual_mean([len(to_form("NFC", text)) for text in side]) for side in sides]
     some = random.Random(0).sample(pairs, min(COMPARED, len(pairs)))
     are_same = [letters_of(source) == letters_of(target) != "" for source, target in some]
     found["same_letters"] = sum(are_same) / max(len(some), 1)
     return found
+
+
+def hidden_words(text: str) -> float:
+    """How many more words a text has than spaces show: in scripts without spaces, three letters count as one."""
+    return max(len(SPACELESS.findall(text)) / 3 - len(text.split()), 0.0)
 
 
 def usual_mean(counts: list[int]) -> float:

@@ -1,6 +1,5 @@
 """Chooses the options that were not given: looks at the pairs and at the machine, asks rule.py, and says why."""
 
-import contextlib
 import textwrap
 import time
 from collections.abc import Set, Sized
@@ -13,10 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.encoding import sample_lengths
-from ..data.splits import Splits
+from ..data.splits import SURVEYED, Splits
 from ..errors import UserError
 from .checkpoint import load_state
 from .hardware import example_batch
+from .memory import free_memory, step_bytes
 from .model import choose_attention, new_model
 from .optimization import compute_loss, make_optimizer
 from .options import given_fields
@@ -25,6 +25,7 @@ from .rule import (
     LARGEST_BATCH,
     LARGEST_BATCH_ON_GPU,
     LIMITS,
+    SMALLEST_BATCH,
     USUAL_BATCH,
     Choice,
     Corpus,
@@ -42,7 +43,10 @@ def decide_tokens(options: Options, pairs: Splits) -> dict[str, object]:
     if not options.free:
         return {}
     print("options that are not given are chosen from the data; --size paper leaves the defaults (docs/choosing.md):")
-    return print_choices(choose_tokens(look_at(pairs), options.free))
+    corpus = look_at(pairs)
+    if corpus.pairs == STREAMED:
+        print(f"  the stream is taken to have {STREAMED:,} pairs")
+    return print_choices(choose_tokens(corpus, options.free))
 
 
 def decide_training(
@@ -51,36 +55,48 @@ def decide_training(
     """Chooses the rest, once the tokenizer is known, and prints it."""
     if not options.free:
         return {}
-    lengths = sample_lengths(pairs["train"], tokenizer, LIMITS[-1])
+    lengths, looked_at = sample_lengths(pairs["train"], tokenizer, LIMITS[-1])
     chosen = print_choices(choose_lengths(lengths, options.values(), options.free))
     options = options.with_values(chosen)
     corpus, given = look_at(pairs), options.values()
     limits = options.data.max_source_length, options.data.max_target_length
     kept = [max(pair) for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
+    corpus = replace(corpus, pairs=max(1, round(corpus.pairs * len(kept) / max(looked_at, 1))))
     length = sum(kept) / max(len(kept), 1) or 1.0
     batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
-    tokens = max(sum(kept) / max(len(lengths), 1) * corpus.pairs, 1)
     # A GPU takes about as long for a small batch as for a large one, and a run that has time has large ones.
     largest, tried = LARGEST_BATCH, USUAL_BATCH
     if accelerator.device.type == "cuda":
         largest = tried = LARGEST_BATCH_ON_GPU
+    smallest = SMALLEST_BATCH
     if "per_device_train_max_tokens" not in options.free:
-        tried = min(given["per_device_train_max_tokens"] or tried, tried)
+        tried = given["per_device_train_max_tokens"] or tried
+        tried = smallest = tried if accelerator.device.type == "cuda" else min(tried, USUAL_BATCH)
+    errors, has_tried = [], False
 
     def speed(decided: dict) -> tuple[float, int]:
+        nonlocal has_tried
         size = tried
-        while size >= min(tried, USUAL_BATCH):
-            shape = max(1, size // round(length)), round(length)
-            with contextlib.suppress(UserError, torch.OutOfMemoryError):  # it does not fit; a smaller one may
+        while size >= smallest:
+            shape = max(1, int(size // length)), round(length)
+            try:
                 found = training_speed(options.with_values(decided), len(tokenizer), shape, accelerator)
+                has_tried = True
                 return found, largest if size == tried else size
+            except (UserError, torch.OutOfMemoryError) as error:  # it does not fit; a smaller one may
+                errors.append(error)
             size //= 2
         return 0.0, largest
 
-    situation = Situation(corpus, tokens, given, options.free, batches_per_step, largest, speed)
+    tokens = max(length * corpus.pairs, 1)
+    situation = Situation(corpus, tokens, length, given, options.free, batches_per_step, largest, speed)
     if not isinstance(pairs["train"], Sized):  # a stream, in which no pair is read again
         situation = replace(situation, tokens=situation.asked)
     choices, doubts = choose_training(situation)
+    if errors and not has_tried:
+        if isinstance(errors[-1], UserError):
+            raise errors[-1]
+        raise UserError(f"A batch of {smallest:,} tokens does not fit into memory; choose a smaller --size.")
     chosen |= print_choices(choices)
     for doubt in doubts:
         print(textwrap.fill(f"warning: {doubt}", 80, subsequent_indent="  "))
@@ -99,8 +115,11 @@ def look_at(pairs: Splits) -> Corpus:
     count, distinct = STREAMED, (STREAMED, STREAMED)
     if isinstance(pairs["train"], Sized):
         count, distinct = len(pairs["train"]), tuple(found["distinct"])
-    means = {name: tuple(found[name]) for name in ("words", "characters", "spaceless")}
-    usual, same = found["usual_sentences"], found["same_letters"]
+    elif found["pairs"] < SURVEYED / 2:  # all of the stream
+        count, distinct = found["pairs"], tuple(found["distinct"])
+    means = {name: tuple(found[name]) for name in ("words", "characters", "hidden_words")}
+    # Lines are joined as little as sentences.
+    usual, same = max(found["usual_sentences"], found["usual_lines"]), found["same_letters"]
     return Corpus(count, distinct, **means, sentences=usual, held_out=held_out, same_letters=same)
 
 
@@ -125,8 +144,13 @@ def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], ac
     model = model.to(accelerator.device).train()
     optimizer = make_optimizer(model, training)
     top_k = training.teacher and training.teacher_top_k
-    pairs, length = shape
-    batch = example_batch(pairs, min(length, model.config.longest_sequence), top_k, accelerator.device)
+    pairs, length = shape[0], min(shape[1], model.config.longest_sequence)
+    if accelerator.device.type == "cpu" and step_bytes(model, pairs, length) > free_memory():
+        raise UserError(
+            f"A training step with {pairs} pairs of {length} tokens does not fit into the memory that is free; lower "
+            "--per_device_train_max_tokens or the limits of lengths, or choose a smaller --size."
+        )
+    batch = example_batch(pairs, length, top_k, accelerator.device)
     count = batch["input_ids"].numel()
     for _ in range(3):  # the first one is slower, but shows whether others would take long
         start = time.perf_counter()

@@ -71,10 +71,14 @@ def activation_bytes(config: VanillaTransformerConfig, pairs: int, length: int) 
     return 4 * (tokens * features + scores)
 
 
+def step_bytes(model: VanillaTransformerForConditionalGeneration, pairs: int, length: int) -> int:
+    """Approximate bytes of a training step of `pairs` with `length` tokens a side: weights and activations."""
+    return 4 * COPIES * model.num_parameters() + activation_bytes(model.config, pairs, length)
+
+
 def step_fits(model, options: TrainingOptions, longest: int, accelerator: Accelerator) -> bool:
     """Whether all processes have the memory for a step whose pairs have `longest` tokens; prints a warning if not."""
-    pairs = max(1, options.per_device_train_max_tokens // longest)
-    needed = 4 * COPIES * model.num_parameters() + activation_bytes(model.config, pairs, longest)
+    needed = step_bytes(model, max(1, options.per_device_train_max_tokens // longest), longest)
     if accelerator.device.type == "cuda":
         free = torch.cuda.mem_get_info(accelerator.device)[0]  # and what torch keeps for itself, but does not use
         free += torch.cuda.memory_reserved(accelerator.device) - torch.cuda.memory_allocated(accelerator.device)

@@ -189,7 +189,7 @@ def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions,
         raise UserError("--hours has no effect with --max_steps or --num_train_epochs; leave one of them out.")
     fixed = {"joined_pairs"} if cannot_join(data_options, options) or data_options.train_file_langs else set()
     has_tokenizer = data_options.tokenizer_name or options.teacher
-    if has_tokenizer or written & {"letters", "vocab_size"}:
+    if has_tokenizer or "vocab_size" in written or data_options.letters:
         fixed |= {"letters", "vocab_size"}
     if has_tokenizer or data_options.letters:
         fixed |= {"split_digits"}
@@ -215,7 +215,10 @@ def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:
             f"{' '.join(metrics)} on the command line, too, if you trust it, or remove them from the recipe."
         )
     replaced = {key for key in LISTS if getattr(given, key) is not None}
-    replaced |= {key for name, keys in OVERRIDES.items() if getattr(given, name) is not None for key in keys}
+    overriding = [
+        name for name in OVERRIDES if getattr(given, name) not in (None, "auto")
+    ]  # --size auto fixes nothing
+    replaced |= {key for name in overriding for key in OVERRIDES[name]}
     if given.metrics not in (None, metrics):
         replaced.add("metric_kwargs")  # arguments of other modules
     files = [*(given.train_file or ()), *(given.validation_file or ()), *(given.test_file or ())]

@@ -33,7 +33,7 @@ SIZES = {
 }
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
-# The rule chooses these if they are not given; whether num_train_epochs is given decides about max_steps.
+# The rule chooses these if they are not given; of max_steps and num_train_epochs, one.
 CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
 CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "warmup_steps"}
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
@@ -74,7 +74,7 @@ class Corpus:
         sentences: The largest number of sentences that at least 1 % of the sources have.
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
-        spaceless: Letters of scripts without spaces between words, in a text on average.
+        hidden_words: Of a text, on average: those that no spaces separate.
     """
 
     pairs: int
@@ -84,12 +84,12 @@ class Corpus:
     sentences: int
     held_out: int
     same_letters: float = 0.0
-    spaceless: tuple[float, float] = (0.0, 0.0)
+    hidden_words: tuple[float, float] = (0.0, 0.0)
 
     @property
     def lengths(self) -> tuple[float, float]:
-        """Words of a text, on average: where no spaces separate them, three letters count as one."""
-        return tuple(max(count, letters / 3) for count, letters in zip(self.words, self.spaceless, strict=True))
+        """All words of a text, on average."""
+        return tuple(map(sum, zip(self.words, self.hidden_words, strict=True)))
 
     @property
     def has_sentences(self) -> bool:
@@ -103,7 +103,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
     is_word = other[0] < 3 or other[1] / other[0] < 3.5
     choices, reason = [], ""
-    if words < 1.5 and characters <= 15 and is_word and not corpus.has_sentences:
+    if words < 1.5 and 0 < characters <= 15 and is_word and not corpus.has_sentences:
         reason = f"one side is single words, of {characters:.0f} characters on average"
     elif corpus.same_letters > SAME_LETTERS and max(corpus.characters) <= 200:
         reason = "most pairs differ in case, accents, spaces or punctuation only"
@@ -132,18 +132,25 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
     pairs = [dict(zip(names, pair, strict=True)) for pair in lengths]
     # A limit that is given drops pairs, whose other side need not fit.
     pairs = [pair for pair in pairs if all(name in free or pair[name] <= given[name] for name in names)]
-    most = LIMITS[-1]
-    if given["position_embedding_type"] == "learned":
-        most = given["max_position_embeddings"] or most
+    possible = [*LIMITS]
+    if given["position_embedding_type"] == "learned" and (most := given["max_position_embeddings"]):
+        possible = [limit for limit in LIMITS if limit < most] + [most]
     choices = []
-    for name in names if pairs else ():
-        side = sorted(pair[name] for pair in pairs)
+    for name in names:
+        side, text = sorted(pair[name] for pair in pairs), name.split("_")[1]
+        if name not in free or not side:
+            continue
         needed = side[math.ceil(FITTING * len(side)) - 1]
-        limit = min(next((limit for limit in LIMITS if limit >= needed), LIMITS[-1]), most)
-        if name in free and limit > LIMITS[0]:
-            long = sum(length > LIMITS[0] for length in side) / len(side)
-            text = name.split("_")[1]
-            choices.append(Choice({name: limit}, f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"))
+        long = sum(length > LIMITS[0] for length in side) / len(side)
+        reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
+        if needed <= LIMITS[0] and given["joined_pairs"]:
+            needed, reason = 2 * side[len(side) // 2], f"two usual {text}s, joined, must fit"
+        kept = [sum(length <= limit for length in side) for limit in possible]
+        # The first that is enough or, if none is, the first that keeps as many as the last.
+        limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
+        if limit > LIMITS[0]:
+            choices.append(Choice({name: limit}, reason))
+        pairs = [pair for pair in pairs if pair[name] <= max(limit, LIMITS[0])]
     return choices
 
 
@@ -154,6 +161,7 @@ class Situation:
     Attributes:
         corpus: What the pairs are like.
         tokens: Of an epoch, those of the longer side of each pair.
+        length: Tokens of the longer side of a pair, on average.
         given: The values of all options; those that are free have their defaults, or were chosen before.
         free: The options to choose.
         batches_per_step: Processes times accumulated batches.
@@ -164,6 +172,7 @@ class Situation:
 
     corpus: Corpus
     tokens: float
+    length: float
     given: Mapping[str, object]
     free: Set[str]
     batches_per_step: int
@@ -184,12 +193,16 @@ class Situation:
         """The tokens of a run whose length is given."""
         if "max_steps" not in self.free:
             batch = USUAL_BATCH if "per_device_train_max_tokens" in self.free else self.given_batch
-            return self.given["max_steps"] * self.batches_per_step * batch
+            return self.given["max_steps"] * self.batches_per_step * self.held(batch)
         return None if "num_train_epochs" in self.free else self.tokens * self.given["num_train_epochs"]
 
     @property
     def given_batch(self) -> int:
         return self.given["per_device_train_max_tokens"] or self.largest_batch  # auto
+
+    def held(self, batch: int) -> float:
+        """The tokens that a batch of so many really has: those of whole pairs, and at most of all."""
+        return min(max(1, batch // self.length) * self.length, self.tokens)
 
 
 def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
@@ -253,13 +266,17 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
         if "max_steps" not in situation.free:
             batch, reason = USUAL_BATCH, "the usual size"
         choices.append(Choice({"per_device_train_max_tokens": batch}, reason))
-    steps = max(1, round(trained / batch / situation.batches_per_step))
+    steps = max(1, round(trained / situation.held(batch) / situation.batches_per_step))
     if situation.asked is None:
         reason = "more would bring little"
         if trained < situation.useful:
             hours = situation.useful / trained * situation.hours
-            reason = f"--hours {situation.hours:g} on this machine; up to {hours:.1f} hours would be useful"
-        choices.append(Choice({"max_steps": steps}, f"{trained / situation.tokens:.1f} epochs; {reason}"))
+            shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.1g}"
+            reason = f"--hours {situation.hours:g} on this machine; up to {shown} hours would be useful"
+        epochs, length = trained / situation.tokens, {"max_steps": steps}
+        if situation.given["per_device_train_max_tokens"] is None:  # auto: how many steps that takes is not known yet
+            length = {"num_train_epochs": max(round(epochs, 2), 0.01)}
+        choices.append(Choice(length, f"{epochs:.1f} epochs; {reason}"))
     choices.append(Choice({"lr_scheduler_type": "linear"}, "a run should end at a low learning rate"))
     choices.append(Choice({"warmup_steps": max(1, steps // 10)}, "a tenth of the steps"))
     # Translating a pair takes about as long as training on it.
@@ -276,6 +293,6 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
 def model_options(size: Size, given: Mapping[str, object], free: Set[str]) -> dict[str, int]:
     """The options of a model: those that are given, and the others by its size; widths follow a given `d_model`."""
     width = size.d_model if "d_model" in free else given["d_model"]
-    heads = math.gcd(size.heads, width)
+    heads = math.gcd(size.heads, width // 2 if given["position_embedding_type"] == "rotary" else width)
     values = (width, size.layers, size.layers, heads, heads, 4 * width, 4 * width)
     return {name: value if name in free else given[name] for name, value in zip(MODEL, values, strict=True)}

@@ -1,0 +1,92 @@
+"""What is chosen from files of pairs, where the speed of this machine is a given one."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from runs import write_pairs
+
+from vanilla_transformer.data.splits import load_pairs
+from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.training import choosing, memory
+from vanilla_transformer.training.choosing import decide_tokens, decide_training
+from vanilla_transformer.training.recipe import parse_arguments
+
+SENTENCES = [(f"the old dog number {n} sleeps", f"der alte Hund Nummer {n} schläft") for n in range(400)]
+GPU = SimpleNamespace(device=torch.device("cuda"), num_processes=1)
+
+
+def as_rows(pairs: list[tuple[str, str]]) -> list[dict]:
+    return [{"en": source, "de": target} for source, target in pairs]
+
+
+@pytest.fixture
+def decide(tmp_path, monkeypatch):
+    """decide(pairs, argv, speed, accelerator) -> what is chosen; `speed` takes the tokens of a batch."""
+
+    def decide(pairs=SENTENCES, argv: str = "", speed=lambda size: 1e4, accelerator=None) -> dict:
+        data = write_pairs(tmp_path, train=as_rows(pairs), validation=as_rows(SENTENCES[:20]))
+        options = parse_arguments(["--dataset_name", str(data), "--source_lang=en", "--target_lang=de", *argv.split()])
+        if speed is not None:
+            monkeypatch.setattr(
+                choosing, "training_speed", lambda options, vocab, shape, _: speed(shape[0] * shape[1])
+            )
+        splits = load_pairs(options.data)
+        first = decide_tokens(options, splits)
+        tokenizer = train_tokenizer([text for pair in pairs for text in pair], 300)
+        accelerator = accelerator or Accelerator(cpu=True)
+        return first | decide_training(options.with_values(first), splits, tokenizer, accelerator)
+
+    return decide
+
+
+def fitting(most: int):
+    def speed(size: int) -> float:
+        if size > most:
+            raise torch.OutOfMemoryError("too much")
+        return 1e7
+
+    return speed
+
+
+def test_a_batch_is_halved_until_it_fits(decide):
+    chosen = decide(argv="--size=base --hours=1000", speed=fitting(5000), accelerator=GPU)
+    assert chosen["per_device_train_max_tokens"] <= 4096
+    assert decide(argv="--size=base", speed=fitting(1100), accelerator=GPU)["per_device_train_max_tokens"] == 1024
+
+
+@pytest.mark.parametrize("argv", ["", "--size=big", "--size=big --per_device_train_max_tokens=4096"])
+def test_a_model_of_which_no_batch_fits_is_refused(decide, argv):
+    with pytest.raises(UserError, match=r"^A batch of [14],0\d\d tokens does not fit into memory; choose a smaller"):
+        decide(argv=argv, speed=fitting(900), accelerator=GPU)
+
+
+def test_what_no_model_may_have_is_refused_as_when_it_is_built(decide):
+    with pytest.raises(UserError, match="flex_attention cannot train on a CPU"):
+        decide(argv="--attn_implementation=flex_attention", speed=None)
+
+
+def test_a_step_that_does_not_fit_into_memory_is_not_tried(decide, monkeypatch):
+    monkeypatch.setattr(choosing, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**40)  # for the model
+    with pytest.raises(UserError, match="^A training step with .* does not fit into the memory that is free"):
+        decide(speed=None)
+
+
+def test_pairs_with_an_empty_side_do_not_count(decide, capsys):
+    filled, mixed = decide(), decide([*SENTENCES, *[("a dog", "")] * 4000])
+    assert mixed["max_steps"] == pytest.approx(filled["max_steps"], rel=0.2)
+    warnings = re.findall(r"(\d+) pairs are few", capsys.readouterr().out)
+    assert list(map(int, warnings)) == pytest.approx([400, 400], rel=0.2)
+
+
+def test_texts_of_several_lines_are_not_joined(decide):
+    assert "joined_pairs" in decide()
+    assert "joined_pairs" not in decide([(f"{source}\n{source}", target) for source, target in SENTENCES])
+
+
+def test_a_stream_that_soon_ends_has_as_many_words_as_it_has(decide):
+    assert decide(argv="--streaming --max_steps=3")["vocab_size"] == decide()["vocab_size"]
