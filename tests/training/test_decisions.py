@@ -43,8 +43,12 @@ def decide(tmp_path, monkeypatch):
     return decide
 
 
-def fitting(most: int):
+def fitting(most: int, tried=None):
+    """The speed of a device that holds batches of `most` tokens; the sizes that are `tried` are noted in thousands."""
+
     def speed(size: int) -> float:
+        if tried is not None:
+            tried.append(round(size / 1000))
         if size > most:
             raise torch.OutOfMemoryError("too much")
         return 1e7
@@ -52,10 +56,11 @@ def fitting(most: int):
     return speed
 
 
-def test_a_batch_is_halved_until_it_fits(decide):
-    chosen = decide(argv="--size=base --hours=1000", speed=fitting(5000), accelerator=GPU)
-    assert chosen["per_device_train_max_tokens"] <= 4096
-    assert decide(argv="--size=base", speed=fitting(1100), accelerator=GPU)["per_device_train_max_tokens"] == 1024
+@pytest.mark.parametrize(("most", "expected"), [(5000, [17, 8, 4]), (1100, [17, 8, 4, 2, 1])])
+def test_a_batch_is_halved_until_it_fits(most, expected, decide):
+    tried = []
+    decide(argv="--size=base", speed=fitting(most, tried), accelerator=GPU)
+    assert tried == expected
 
 
 @pytest.mark.parametrize("argv", ["", "--size=big", "--size=big --per_device_train_max_tokens=4096"])

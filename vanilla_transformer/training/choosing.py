@@ -72,17 +72,16 @@ def decide_training(
     if "per_device_train_max_tokens" not in options.free:
         tried = given["per_device_train_max_tokens"] or tried
         tried = smallest = tried if accelerator.device.type == "cuda" else min(tried, USUAL_BATCH)
-    errors, has_tried = [], False
+    speeds, errors = [], []
 
     def speed(decided: dict) -> tuple[float, int]:
-        nonlocal has_tried
+        """Of the model with these options, as [`Situation`] asks for it; 0 if not even the smallest batch fits."""
         size = tried
         while size >= smallest:
             shape = max(1, int(size // length)), round(length)
             try:
-                found = training_speed(options.with_values(decided), len(tokenizer), shape, accelerator)
-                has_tried = True
-                return found, largest if size == tried else size
+                speeds.append(training_speed(options.with_values(decided), len(tokenizer), shape, accelerator))
+                return speeds[-1], largest if size == tried else size
             except (UserError, torch.OutOfMemoryError) as error:  # it does not fit; a smaller one may
                 errors.append(error)
             size //= 2
@@ -93,7 +92,7 @@ def decide_training(
     if not isinstance(pairs["train"], Sized):  # a stream, in which no pair is read again
         situation = replace(situation, tokens=situation.asked)
     choices, doubts = choose_training(situation)
-    if errors and not has_tried:
+    if errors and not speeds:
         if isinstance(errors[-1], UserError):
             raise errors[-1]
         raise UserError(f"A batch of {smallest:,} tokens does not fit into memory; choose a smaller --size.")
@@ -111,6 +110,7 @@ def decided_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
 
 
 def look_at(pairs: Splits) -> Corpus:
+    """What the survey has found in the training pairs."""
     found, held_out = pairs.survey["train"], pairs.survey["validation"]["pairs"]
     count, distinct = STREAMED, (STREAMED, STREAMED)
     if isinstance(pairs["train"], Sized):
@@ -118,7 +118,7 @@ def look_at(pairs: Splits) -> Corpus:
     elif found["pairs"] < SURVEYED / 2:  # all of the stream
         count, distinct = found["pairs"], tuple(found["distinct"])
     means = {name: tuple(found[name]) for name in ("words", "characters", "hidden_words")}
-    # Lines are joined as little as sentences.
+    # Sources of several lines are not joined either.
     usual, same = max(found["usual_sentences"], found["usual_lines"]), found["same_letters"]
     return Corpus(count, distinct, **means, sentences=usual, held_out=held_out, same_letters=same)
 

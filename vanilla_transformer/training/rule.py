@@ -150,6 +150,7 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
         if limit > LIMITS[0]:
             choices.append(Choice({name: limit}, reason))
+        # What a source drops needs no room for its target.
         pairs = [pair for pair in pairs if pair[name] <= max(limit, LIMITS[0])]
     return choices
 
@@ -201,7 +202,7 @@ class Situation:
         return self.given["per_device_train_max_tokens"] or self.largest_batch  # auto
 
     def held(self, batch: int) -> float:
-        """The tokens that a batch of so many really has: those of whole pairs, and at most of all."""
+        """The tokens that a batch of at most `batch` really has: those of whole pairs, and at most of all."""
         return min(max(1, batch // self.length) * self.length, self.tokens)
 
 
@@ -251,7 +252,7 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, i
         if trained >= min(SIZES[name].training, useful):
             break
         reason = f"; {names[0]} would need a longer run, or more memory"
-    trained = max(trained, 1)  # if no model could be tried; building it will say why
+    trained = max(trained, 1)  # if no model could be tried; the caller knows why
     why = given or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"
     return Choice(model, why), trained, largest_batch
 
