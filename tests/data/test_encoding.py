@@ -270,7 +270,7 @@ def test_the_longest_side_of_all_pairs(byte_tokenizer):
     options = DataOptions(max_source_length=50, max_target_length=40)
     longest = max(*map(len, train["input_ids"]), *map(len, train["labels"]))
     assert longest_side_of(train, options) == longest
-    assert longest_side_of(train, replace(options, joined_pairs=0.2)) == 2 * longest
+    assert longest_side_of(train, replace(options, joined_pairs=0.2)) == 4 * longest
     for limited in (options, replace(options, joined_pairs=0.2)):
         assert longest_side_of(train, replace(limited, bpe_dropout=0.1)) == 50
         assert longest_side_of(pairs.to_iterable_dataset(), limited) == 50

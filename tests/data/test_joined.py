@@ -1,6 +1,7 @@
-"""Training pairs that are joined two by two."""
+"""Training pairs that are joined two to four at a time."""
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -44,9 +45,11 @@ def texts(tokenizer, batch: dict) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
 def test_each_pair_is_in_one_entry_of_an_epoch(share):
     lengths = (np.full(1001, 9), np.full(1001, 5))
-    entries = joined.draw_entries(lengths, (40, 40), share, seed=1, epoch=2)
+    entries = joined.draw_entries(lengths, (50, 50), share, seed=1, epoch=2)
     assert sorted(entries[entries >= 0]) == list(range(1001)) and (entries[:, 0] >= 0).all()
-    assert 2 * (entries[:, 1] >= 0).sum() == pytest.approx(share * 1001, abs=2)
+    sizes = Counter((entries >= 0).sum(axis=1).tolist())
+    assert 1001 - sizes[1] == pytest.approx(share * 1001, abs=4)
+    assert share < 0.5 or min(sizes[2], sizes[3], sizes[4]) > 0.25 * (sizes[2] + sizes[3] + sizes[4])
 
 
 def test_other_pairs_are_joined_in_each_epoch_and_with_each_seed():
@@ -60,15 +63,28 @@ def test_other_pairs_are_joined_in_each_epoch_and_with_each_seed():
 
 def test_no_joined_pair_exceeds_the_limits():
     lengths = tuple(np.random.default_rng(0).integers(2, 30, (2, 500)))
-    entries = joined.draw_entries(lengths, (44, 36), 0.8, seed=1, epoch=0)
-    assert sorted(entries[entries >= 0]) == list(range(500)) and (entries[:, 1] >= 0).sum() > 20
-    for side, limit in zip(lengths, (44, 36), strict=True):
+    entries = joined.draw_entries(lengths, (60, 50), 0.8, seed=1, epoch=0)
+    assert sorted(entries[entries >= 0]) == list(range(500)) and (entries[:, 2] >= 0).sum() > 20
+    for side, limit in zip(lengths, (60, 50), strict=True):
         assert joined.lengths_of_entries(side, entries[entries[:, 1] >= 0]).max() <= limit
+
+
+def test_several_sentences_are_joined_in_their_order_in_one_way():
+    sources, targets = ["One.", "Two.", "Three.", "Four."], ["Eins.", "Zwei.", "Drei.", "Vier."]
+    found = [joined.join_texts(sources, targets, np.random.default_rng(seed)) for seed in range(99)]
+    for source, target in found:
+        assert re.findall("one|two|three|four", source.lower()) == ["one", "two", "three", "four"]
+        assert re.findall("Eins|Zwei|Drei|Vier", target) == ["Eins", "Zwei", "Drei", "Vier"]
+    assert {
+        ("One.Two.Three.Four.", "Eins. Zwei. Drei. Vier."),
+        ("One two three four.", "Eins. Zwei. Drei. Vier."),
+    } <= {*found}
+    assert len({*found}) > 30
 
 
 def test_chinese_sentences_are_joined_without_a_space():
     found = {
-        joined.join_texts(("Hi.", "Bye."), ("你好。", "再见。"), np.random.default_rng(seed))[1] for seed in range(99)
+        joined.join_texts(["Hi.", "Bye."], ["你好。", "再见。"], np.random.default_rng(seed))[1] for seed in range(99)
     }
     assert "你好。再见。" in found and "你好。 再见。" not in found
 
@@ -84,7 +100,8 @@ def test_batches_have_each_sentence_once_alone_or_joined(tokenized, tokenizer):
     for batch in itertools.islice(loader, len(loader.epoch())):
         assert max(batch["input_ids"].numel(), batch["labels"].numel()) <= 120
         found += texts(tokenizer, batch)
-    assert len(found) == len(PAIRS) - 16 and sum(len(target.split()) > 2 for _, target in found) == 16
+    lengths = Counter(sum(nouns([target]).values()) // 2 for _, target in found)
+    assert 2 * lengths[2] + 3 * lengths[3] + 4 * lengths[4] == pytest.approx(32, abs=4) and min(lengths.values()) >= 2
     assert all(nouns([source]) == nouns([target]) for source, target in found)
     assert nouns(target for _, target in found) == nouns(target for _, target in PAIRS)
 
@@ -109,7 +126,7 @@ def test_every_joint_has_both_sentences_on_both_sides():
     seen = set()
     for seed in range(3000):
         source, target = joined.join_texts(
-            ("Go on.", "He sleeps."), ("Weiter!", "Er schläft."), np.random.default_rng(seed)
+            ["Go on.", "He sleeps."], ["Weiter!", "Er schläft."], np.random.default_rng(seed)
         )
         assert source.lower().startswith("go on") and source.lower().rstrip(")").endswith("he sleeps.")
         assert target.startswith("Weiter") and target.rstrip(")").endswith("Er schläft.")

@@ -103,7 +103,7 @@ def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
 def test_a_size_replaces_those_of_a_recipe():
     options = parse_arguments(["--config", str(SAMPLE_RECIPE), "--size=medium", "--encoder_layers=5"])
     assert options.free >= {"d_model", "decoder_layers"} and options.model.encoder_layers == 5
-    assert options.model.d_model is None and options.training.max_steps == 450
+    assert options.model.d_model is None and options.training.max_steps == 500
     options = parse_arguments(["--config", str(SAMPLE_RECIPE), "--size=auto"])
     assert options.model.d_model == 128 and not options.free & {"d_model", "encoder_layers"}
 

@@ -27,6 +27,7 @@ from .rows import TEXTS, random_rows, reading_data
 from .texts import is_filled
 
 TOKENIZER_SAMPLE = 500_000  # pairs that a tokenizer is trained on
+MOST_JOINED = 4  # training pairs that are read as one, see joined.py
 MANY_TOO_LONG = 0.1  # share of the pairs of a split
 PAIR_FEATURES = datasets.Features(
     TEXTS
@@ -196,7 +197,7 @@ def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> i
     if not isinstance(train, Sized) or options.bpe_dropout:
         return options.length_limit
     longest = int(max(side.max() for side in lengths_of(train)))
-    return min(2 * longest, options.length_limit) if options.joined_pairs else longest
+    return min(MOST_JOINED * longest, options.length_limit) if options.joined_pairs else longest
 
 
 def tokenize_splits(

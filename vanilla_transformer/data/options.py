@@ -190,8 +190,9 @@ class DataOptions(DatasetOptions):
     max_source_lines: int | None = option(None, "the same for lines, if sources have several", ge=1)
     joined_pairs: float = option(
         0.0,
-        "share of the training pairs that are read two by two, joined in many ways, so that the model seldom drops a "
-        "sentence where people run two together (without a recipe: 0.2 if sources are single sentences)",
+        "share of the training pairs that are read two to four at a time, joined in many ways, so that the model "
+        "seldom drops a sentence of a text that runs several together (without a recipe: 0.2 if sources are single "
+        "sentences)",
         ge=0,
         lt=1,
     )
