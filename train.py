@@ -31,7 +31,8 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.batches import training_batches
-from vanilla_transformer.data.encoding import longest_side_of, tokenize_splits
+from vanilla_transformer.data.encoding import tokenize_splits
+from vanilla_transformer.data.joined import longest_side_of
 from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form

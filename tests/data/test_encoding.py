@@ -2,7 +2,6 @@
 
 import copy
 import re
-from dataclasses import replace
 from hashlib import blake2b
 from unittest.mock import DEFAULT, Mock
 
@@ -20,7 +19,6 @@ from vanilla_transformer.data.encoding import (
     PAIR_FEATURES,
     fingerprint,
     iter_texts,
-    longest_side_of,
     sample_texts,
     tokenize_pairs,
     tokenize_splits,
@@ -262,15 +260,3 @@ def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeyp
     pairs = dict.fromkeys(("train", "validation"), text_dataset([("A dog", "x")]))
     with pytest.raises(KeyboardInterrupt, match="^stopped .* validation; .* tokens of train will be found"):
         tokenize_splits(pairs, byte_tokenizer, DataOptions(), VanillaTransformerConfig(), False)
-
-
-def test_the_longest_side_of_all_pairs(byte_tokenizer):
-    pairs = text_dataset([("1", "22"), ("333333", "4"), ("1", "4444")])
-    train, _ = tokenize_pairs(pairs, byte_tokenizer, 50, 50)
-    options = DataOptions(max_source_length=50, max_target_length=40)
-    longest = max(*map(len, train["input_ids"]), *map(len, train["labels"]))
-    assert longest_side_of(train, options) == longest
-    assert longest_side_of(train, replace(options, joined_pairs=0.2)) == 4 * longest
-    for limited in (options, replace(options, joined_pairs=0.2)):
-        assert longest_side_of(train, replace(limited, bpe_dropout=0.1)) == 50
-        assert longest_side_of(pairs.to_iterable_dataset(), limited) == 50

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from helpers import text_dataset
 
 from vanilla_transformer.data import joined
-from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.batches import PairColumns, training_batches
 from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import train_tokenizer
@@ -71,7 +72,7 @@ def test_no_joined_pair_exceeds_the_limits():
 
 def test_several_sentences_are_joined_in_their_order_in_one_way():
     sources, targets = ["One.", "Two.", "Three.", "Four."], ["Eins.", "Zwei.", "Drei.", "Vier."]
-    found = [joined.join_texts(sources, targets, np.random.default_rng(seed)) for seed in range(99)]
+    found = [joined.join_pairs(sources, targets, np.random.default_rng(seed)) for seed in range(99)]
     for source, target in found:
         assert re.findall("one|two|three|four", source.lower()) == ["one", "two", "three", "four"]
         assert re.findall("Eins|Zwei|Drei|Vier", target) == ["Eins", "Zwei", "Drei", "Vier"]
@@ -82,9 +83,16 @@ def test_several_sentences_are_joined_in_their_order_in_one_way():
     assert len({*found}) > 30
 
 
+@pytest.mark.parametrize("middle", ["?", "...", "。"])
+def test_a_sentence_of_stops_alone_is_not_lost(middle):
+    for seed in range(99):
+        pair = joined.join_pairs(["One.", middle, "Three."], ["Eins.", middle, "Drei."], np.random.default_rng(seed))
+        assert all(middle in text[4:] for text in pair)
+
+
 def test_chinese_sentences_are_joined_without_a_space():
     found = {
-        joined.join_texts(["Hi.", "Bye."], ["你好。", "再见。"], np.random.default_rng(seed))[1] for seed in range(99)
+        joined.join_pairs(["Hi.", "Bye."], ["你好。", "再见。"], np.random.default_rng(seed))[1] for seed in range(99)
     }
     assert "你好。再见。" in found and "你好。 再见。" not in found
 
@@ -122,10 +130,24 @@ def test_bpe_dropout_varies_joined_pairs_too(tokenized, tokenizer):
         assert texts(tokenizer, varied) == texts(tokenizer, batch)
 
 
+def test_ids_are_concatenated_where_the_joints_take_too_many_tokens(tokenized, tokenizer, monkeypatch):
+    pairs = joined.JoinedPairs(
+        PairColumns(tokenized), tokenized.select_columns(["source", "target"]), tokenizer, seed=1
+    )
+    entries = [[5, 1, 2, -1], [3, -1, -1, -1]]
+    usual = pairs[entries]
+    monkeypatch.setattr(joined, "MARGIN", -100)
+    columns = pairs[entries]
+    for side in ("input_ids", "labels"):
+        ids = tokenized[side]
+        assert columns[side][0].tolist() == ids[5][:-1] + ids[1][:-1] + ids[2] != usual[side][0].tolist()
+        assert columns[side][1].tolist() == usual[side][1].tolist() == ids[3]
+
+
 def test_every_joint_has_both_sentences_on_both_sides():
     seen = set()
     for seed in range(3000):
-        source, target = joined.join_texts(
+        source, target = joined.join_pairs(
             ["Go on.", "He sleeps."], ["Weiter!", "Er schläft."], np.random.default_rng(seed)
         )
         assert source.lower().startswith("go on") and source.lower().rstrip(")").endswith("he sleeps.")
@@ -140,3 +162,17 @@ def test_pairs_of_joined_batches_are_found_again(tokenized, tokenizer):
     count = len(loader.epoch())
     assert sorted((pair["source"], pair["target"]) for pair in loader.pairs(0, count)) == sorted(PAIRS)
     assert 0 <= loader.padding() < 0.5
+
+
+def test_the_longest_side_of_all_pairs(byte_tokenizer):
+    pairs = text_dataset([("1", "22"), ("333333", "4"), ("1", "4444")])
+    train, _ = tokenize_pairs(pairs, byte_tokenizer, 50, 50)
+    options = DataOptions(max_source_length=50, max_target_length=40)
+    longest = max(*map(len, train["input_ids"]), *map(len, train["labels"]))
+    joining = replace(options, joined_pairs=0.2)
+    assert joined.longest_side_of(train, options) == longest
+    assert joined.longest_side_of(train, joining) == 4 * longest + 3 * joined.MARGIN
+    assert joined.longest_side_of(train, replace(joining, max_source_length=30)) == 40
+    for limited in (options, joining):
+        assert joined.longest_side_of(train, replace(limited, bpe_dropout=0.1)) == 50
+        assert joined.longest_side_of(pairs.to_iterable_dataset(), limited) == 50

@@ -29,7 +29,7 @@ FORMS = {"float32": [], "int8": ["--quantization", "int8"]}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """The sample recipe for a third of its steps, so that translations are sentences."""
+    """The sample recipe for less than a third of its steps, so that translations are sentences."""
     folder = tmp_path_factory.mktemp("model") / "sample"
     form = "--tokenizer_type unigram --position_embedding_type marian"
     recipe = f"--config {ROOT / 'recipes' / 'sample.yaml'} --dataset_name {ROOT / 'sample_dataset'}"

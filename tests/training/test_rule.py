@@ -75,7 +75,7 @@ def test_vocabulary_counts_words_that_no_spaces_separate():
 def test_limits_leave_room_for_joined_pairs():
     """Of usual length; without them, these limits would be high enough."""
     options = parse_arguments(["--train_file=x.tsv", "--joined_pairs=0.2"])
-    (choice,) = choose_lengths([(70, 50)] * 9, options.values(), options.free)
+    (choice,) = choose_lengths([(50, 40)] * 9, options.values(), options.free)
     assert choice.values == {"max_source_length": 256} and "joined" in choice.reason
 
 

@@ -84,7 +84,7 @@ class TokenBatchSampler:
 
     `epochs` are the numbers of the first batch of each epoch, as far as they are known. Epochs have different numbers
     of batches, so without these, all before `start` are planned to count theirs. If a share of the pairs is `joined`,
-    batches have entries [i, j] as of [`draw_entries`] instead of indices.
+    batches have the entries of [`draw_entries`] instead of indices.
     """
 
     source_lengths: np.ndarray

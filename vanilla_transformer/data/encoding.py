@@ -27,7 +27,6 @@ from .rows import TEXTS, random_rows, reading_data
 from .texts import is_filled
 
 TOKENIZER_SAMPLE = 500_000  # pairs that a tokenizer is trained on
-MOST_JOINED = 4  # training pairs that are read as one, see joined.py
 MANY_TOO_LONG = 0.1  # share of the pairs of a split
 PAIR_FEATURES = datasets.Features(
     TEXTS
@@ -191,15 +190,6 @@ def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.asarray(table[name], dtype=np.int32) for name in table.column_names)
 
 
-def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> int:
-    """The most tokens that a side of a pair may have in training: more than it has alone, if pairs are joined or split
-    by BPE-dropout."""
-    if not isinstance(train, Sized) or options.bpe_dropout:
-        return options.length_limit
-    longest = int(max(side.max() for side in lengths_of(train)))
-    return min(MOST_JOINED * longest, options.length_limit) if options.joined_pairs else longest
-
-
 def tokenize_splits(
     pairs: dict, tokenizer, options: DataOptions, config: VanillaTransformerConfig, is_fine_tuning: bool
 ) -> dict:
@@ -207,8 +197,9 @@ def tokenize_splits(
 
     Validation and test keep each pair without an empty side up to the larger of `max_position_embeddings` and the
     limits of training, as far as learned positions reach.
-    Sets `tokenizer.model_max_length` to the longest training source, or about twice that if pairs are joined: the
-    Translator splits longer texts. In fine-tuning, it is never lowered: the model may have read longer sources.
+    Sets `tokenizer.model_max_length` to the longest training source, or twice that if pairs are joined, as few are
+    longer together: the Translator splits longer texts. In fine-tuning, it is never lowered: the model may have read
+    longer sources.
     """
     limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}

@@ -1,24 +1,27 @@
 """Training pairs joined two to four at a time, as people join sentences.
 
 A model that has only read single sentences drops the second one wherever [`Segmenter`] does not find the border, as in
-`Stop.Go` or `stop; go`; one that has also read two at a time often drops the third. Each epoch joins other pairs. A
-joined pair is not also read alone, so an epoch has no more tokens but those of the joints. Which pairs are joined, and
-how, is a pure function of (seed, epoch).
+`Stop.Go` or `stop; go`; one that has also seen two joined often drops the third. Different pairs are joined in each
+epoch. A joined pair is not also read alone, so an epoch grows only by the tokens of the joints. Which pairs are joined
+is a pure function of (seed, epoch), and how, of (seed, pairs).
 """
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..sentences_vanilla_transformer import STOPS, WIDE_END, WIDE_STOPS
-from .encoding import MOST_JOINED, encode_texts
+from .encoding import encode_texts, lengths_of
+from .options import DataOptions
 
-# Pairs of patterns, for the source and the target; a target keeps marks and tags, but has its usual stops. `bare` is
-# the first sentence without its final stop, `small` the second one with a lower-case first letter, and `gap` a space,
-# or nothing after Chinese punctuation.
+# Patterns for source and target. The target repeats a mark, tag or bracket of the source, but has the usual stops and
+# capitals where nothing else separates the sentences. `a` is the text so far, `bare` the same without its final stop,
+# `b` the next sentence, `small` the same with a lower-case first letter, `gap` a space, or nothing after Chinese
+# punctuation, and the others are one of FILLINGS.
 JOINTS = [
     ("{a}{gap}{b}", "{a}{gap}{b}"),
     ("{a}{b}", "{a}{gap}{b}"),
@@ -31,67 +34,76 @@ JOINTS = [
     ("{a}{tag}{b}", "{a}{tag}{b}"),
     ("{a} ({b})", "{a} ({b})"),
 ]
-FILLINGS = {  # many kinds of marks teach the model to copy others, too
+FILLINGS = {  # so many marks that the model learns to copy those that it has not seen
     "stop": [";", ",", "...", "…", ":", " -", "!!"],
     "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", "❤️", ":)", ";-)", "--", "***"],
     "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p>", " <b>"],
 }
-MARGIN = 4  # tokens that a joint may add; of sentences whose joints add more, the ids are just concatenated
+MOST = 4  # pairs that are joined at once
+MARGIN = 4  # tokens for each joint; if joints take more in all, the token ids of the single texts are concatenated
 
 
 def draw_entries(
     lengths: tuple[np.ndarray, np.ndarray], limits: tuple[int, int], share: float, seed: int, epoch: int
 ) -> np.ndarray:
-    """The entries (n, MOST_JOINED) of an epoch: each has the indices of one pair or of several joined ones, then -1.
+    """The entries (n, MOST) of an epoch: each has the index of one pair, or those of several joined ones, then -1.
 
-    A `share` of the pairs is joined; two, three or more at a time are equally frequent. Those that would exceed the
-    `limits` of source or target in tokens are read alone. `lengths` are those of all sources and targets.
+    About a `share` of the pairs is joined; two to MOST at a time are drawn equally often. Of these, the pairs from the
+    first on that would exceed one of the `limits`, in tokens, are read alone. `lengths` and `limits` are those of the
+    sources, then of the targets.
     """
-    generator = np.random.default_rng([seed, epoch, 1])
+    generator = np.random.default_rng([seed, epoch, 1])  # the batches are planned with 0
     order = generator.permutation(np.arange(len(lengths[0]), dtype=np.int32))
-    sizes = generator.integers(2, MOST_JOINED + 1, len(order) // 2)
+    sizes = generator.integers(2, MOST + 1, len(order) // 2)
     sizes = sizes[sizes.cumsum() <= share * len(order)]
     count = sizes.sum()
-    is_joined = np.arange(MOST_JOINED) < sizes[:, None]
+    is_joined = np.arange(MOST) < sizes[:, None]
     joined = np.full(is_joined.shape, -1, dtype=np.int32)
     joined[is_joined] = order[:count]
-    sides = zip(lengths, limits, strict=True)
-    fits = is_joined & np.all([lengths_so_far(side, joined) <= limit for side, limit in sides], axis=0)
+    fits = is_joined.copy()
+    for side, limit in zip(lengths, limits, strict=True):
+        for last in range(1, MOST):
+            fits[:, last] &= lengths_of_entries(side, joined[:, : last + 1]) <= limit
     alone = np.concatenate([joined[is_joined & ~fits], order[count:]])
     joined[~fits] = -1
-    return np.concatenate([joined, np.pad(alone[:, None], [(0, 0), (0, MOST_JOINED - 1)], constant_values=-1)])
-
-
-def lengths_so_far(lengths: np.ndarray, entries: np.ndarray) -> np.ndarray:
-    """The most tokens (n, MOST_JOINED) that one side of the first 1, 2, ... pairs of each entry may have together."""
-    return np.where(entries >= 0, lengths[entries] + MARGIN, 0).cumsum(axis=1) - MARGIN
+    return np.concatenate([joined, np.pad(alone[:, None], [(0, 0), (0, MOST - 1)], constant_values=-1)])
 
 
 def lengths_of_entries(lengths: np.ndarray, entries: np.ndarray) -> np.ndarray:
     """The most tokens (n,) that one side of the entries may have, from the `lengths` of that side of the pairs."""
-    return lengths_so_far(lengths, entries)[:, -1]
+    return sum(np.where(pairs >= 0, lengths[pairs] + MARGIN, 0) for pairs in entries.T) - MARGIN
 
 
-def join_texts(sources: list[str], targets: list[str], generator: np.random.Generator) -> tuple[str, str]:
-    """Some sources and their targets, joined in a random way, which is the same throughout, as people keep to one."""
+def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> int:
+    """The most tokens that a side of a pair may have in training: more than it has alone, if pairs are joined or split
+    by BPE-dropout."""
+    if not isinstance(train, Sized) or options.bpe_dropout:
+        return options.length_limit
+    longest = int(max(side.max() for side in lengths_of(train)))
+    return min(MOST * (longest + MARGIN) - MARGIN, options.length_limit) if options.joined_pairs else longest
+
+
+def join_pairs(sources: list[str], targets: list[str], generator: np.random.Generator) -> tuple[str, str]:
+    """The sources joined, and the targets, with one joint between all of them, drawn at random."""
     joint = JOINTS[generator.integers(len(JOINTS))]
     filling = {name: texts[generator.integers(len(texts))] for name, texts in FILLINGS.items()}
-    joined = sources[0], targets[0]
-    for pair in zip(sources[1:], targets[1:], strict=True):
-        joined = tuple(join_two(*texts, filling) for texts in zip(joined, pair, joint, strict=True))
+    return tuple(join_texts(*side, filling) for side in zip((sources, targets), joint, strict=True))
+
+
+def join_texts(texts: list[str], pattern: str, filling: dict[str, str]) -> str:
+    """The texts of one side, joined by a pattern of JOINTS."""
+    joined = texts[0]
+    for first, second in pairwise(texts):
+        # A text of stops alone keeps them.
+        stops = len(first) - len(first.rstrip(STOPS + WIDE_STOPS) or first)
+        parts = {"a": joined, "bare": joined[: len(joined) - stops], "gap": "" if WIDE_END.search(first) else " "}
+        joined = pattern.format(b=second, small=second[:1].lower() + second[1:], **parts, **filling)
     return joined
-
-
-def join_two(first: str, second: str, pattern: str, filling: dict[str, str]) -> str:
-    """Two texts of one side, joined by a pattern of JOINTS."""
-    bare = first.rstrip(STOPS + WIDE_STOPS) or first
-    gap = "" if WIDE_END.search(first) else " "
-    return pattern.format(a=first, b=second, bare=bare, small=second[:1].lower() + second[1:], gap=gap, **filling)
 
 
 @dataclass
 class JoinedPairs:
-    """The columns of entries, for a collator."""
+    """Indexing with the entries of a batch gives its columns for a collator."""
 
     columns: object  # of single pairs, by a list of indices
     texts: Dataset
@@ -99,29 +111,31 @@ class JoinedPairs:
     seed: int
 
     def __getitem__(self, entries: list[list[int]]) -> dict[str, list]:
-        pairs = np.asarray(entries)
-        columns = {name: list(column) for name, column in self.columns[pairs[:, 0].tolist()].items()}
-        rows = np.flatnonzero(pairs[:, 1] >= 0)
+        entries = np.asarray(entries)
+        columns = {name: list(column) for name, column in self.columns[entries[:, 0].tolist()].items()}
+        rows = np.flatnonzero(entries[:, 1] >= 0)
         if not len(rows):
             return columns
-        indices = pairs[rows][pairs[rows] >= 0].tolist()
-        ends = (pairs[rows] >= 0).sum(axis=1).cumsum().tolist()
-        parts = [slice(*bounds) for bounds in pairwise([0, *ends])]  # of the indices of all joined pairs
-        texts, ids = self.texts[indices], self.columns[indices]
-        generators = [np.random.default_rng([self.seed, *indices[part]]) for part in parts]
+        is_pair = entries[rows] >= 0
+        indices, ends = entries[rows][is_pair].tolist(), is_pair.sum(axis=1).cumsum().tolist()
+        parts = [slice(*bounds) for bounds in pairwise([0, *ends])]  # of the indices
+        texts, single = self.texts[indices], self.columns[indices]
         joined = [
-            join_texts(texts["source"][part], texts["target"][part], generator)
-            for part, generator in zip(parts, generators, strict=True)
+            join_pairs(*(texts[name][part] for name in ("source", "target")), self.generator(indices[part]))
+            for part in parts
         ]
         encoded = encode_texts(*map(list, zip(*joined, strict=True)), self.tokenizer)
-        for row, part, both, *sides in zip(rows, parts, joined, *encoded.values(), strict=True):
-            alone = [ids[side][part] for side in encoded]
+        for row, part, pair, *sides in zip(rows, parts, joined, *encoded.values(), strict=True):
+            alone = [single[side][part] for side in encoded]
             limits = [sum(map(len, side)) + MARGIN * (len(side) - 1) for side in alone]
             if any(len(side) > limit for side, limit in zip(sides, limits, strict=True)):
-                both = [" ".join(texts[name][part]) for name in ("source", "target")]
-                sides = [np.concatenate([*(one[:-1] for one in side[:-1]), side[-1]]) for side in alone]
+                pair = [" ".join(texts[name][part]) for name in ("source", "target")]
+                sides = [np.concatenate([*(ids[:-1] for ids in side[:-1]), side[-1]]) for side in alone]
             for name, side in zip(encoded, sides, strict=True):
                 columns[name][row] = np.asarray(side, dtype=np.int32)
             if "source" in columns:  # for BPE-dropout
-                columns["source"][row], columns["target"][row] = both
+                columns["source"][row], columns["target"][row] = pair
         return columns
+
+    def generator(self, indices: list[int]) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *indices])

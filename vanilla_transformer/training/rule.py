@@ -144,7 +144,7 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         long = sum(length > LIMITS[0] for length in side) / len(side)
         reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
         if needed <= LIMITS[0] and given["joined_pairs"]:
-            needed, reason = 2 * side[len(side) // 2], f"two usual {text}s, joined, must fit"
+            needed, reason = 3 * side[len(side) // 2], f"three usual {text}s, joined, must fit"
         kept = [sum(length <= limit for length in side) for limit in possible]
         # The first that is enough or, if none is, the first that keeps as many as the last.
         limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
