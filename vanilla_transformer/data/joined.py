@@ -60,7 +60,7 @@ def draw_entries(
     is_joined = np.arange(MOST) < sizes[:, None]
     joined = np.full(is_joined.shape, -1, dtype=np.int32)
     joined[is_joined] = order[:count]
-    fits = is_joined.copy()
+    fits = np.array(is_joined)
     for side, limit in zip(lengths, limits, strict=True):
         for last in range(1, MOST):
             fits[:, last] &= lengths_of_entries(side, joined[:, : last + 1]) <= limit
