@@ -35,7 +35,7 @@ from vanilla_transformer.data.encoding import tokenize_splits
 from vanilla_transformer.data.joined import longest_side_of
 from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import Splits, load_pairs
-from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
+from vanilla_transformer.data.tokenizer import make_tokenizer, named_tokenizer, note_source_form
 from vanilla_transformer.errors import configure_messages
 from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
@@ -109,7 +109,7 @@ def main():
         report.dry_run(try_step if fits else None, batches, options.gradient_accumulation_steps, steps_left, recipe)
         return processes.end_processes(accelerator)
 
-    # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.
+    # The main process holds it until it ends. filelock's soft lock, a mere file, would outlive a killed run.
     lock = FileLock(output_dir / run_folder.LOCK, timeout=10, fallback_to_soft=False)
     run_on_main(run_folder.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     processes.check_same_everywhere("--output_dir", (output_dir / "recipe.yaml").exists())
@@ -201,7 +201,8 @@ def optimizer_step(
     """One step (section 5.3) over the `batches` of this process and those of all others, as if they were one.
 
     Returns:
-        The loss of `batches` (), the counts of `count_tokens` over all processes (3,), and the gradient norm ().
+        This process's share of the loss (), the counts of `count_tokens` over all processes (3,), and the gradient
+        norm ().
     """
     tokens = optim.count_tokens(batches, accelerator)
     total = torch.zeros((), device=accelerator.device)
@@ -246,7 +247,7 @@ def prepare(
     data_options = asked.data
     tokenizer = run_on_main(
         make_tokenizer,
-        existing_tokenizer(resume_from, options.model_name_or_path, data_options.tokenizer_name, options.teacher),
+        named_tokenizer(resume_from, options.model_name_or_path, data_options.tokenizer_name, options.teacher),
         pairs["train"],
         asked.model.vocab_size,
         data_options.train_file_tags,

@@ -58,12 +58,12 @@ def known_code(name: str | None) -> str | None:
 
 @functools.cache
 def hub_codes() -> dict[str, str]:
-    """The codes of languages that the Hub takes, each with its English name, from a list in the library datasets."""
+    """The language codes that the Hub accepts, with their English names, as the datasets library lists them."""
     return json.loads((files("datasets") / "utils" / "resources" / "languages.json").read_text("utf-8"))
 
 
 @functools.cache
 def two_letters() -> dict[str, str]:
-    """The codes of two letters by their terminological and bibliographic codes of three."""
+    """Two-letter codes by their three-letter ones, terminological (`deu`) and bibliographic (`ger`)."""
     codes = [code for code in hub_codes() if len(code) == 2]
     return {Language.make(language=code).to_alpha3(variant): code for code in codes for variant in "TB"}

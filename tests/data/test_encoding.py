@@ -258,5 +258,5 @@ def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeyp
     encode = Mock(wraps=tokenize_pairs, side_effect=[DEFAULT, KeyboardInterrupt])
     monkeypatch.setattr(encoding, "tokenize_pairs", encode)
     pairs = dict.fromkeys(("train", "validation"), text_dataset([("A dog", "x")]))
-    with pytest.raises(KeyboardInterrupt, match="^stopped .* validation; .* tokens of train will be found"):
+    with pytest.raises(KeyboardInterrupt, match="^stopped .* validation; .* tokens of train will be read"):
         tokenize_splits(pairs, byte_tokenizer, DataOptions(), VanillaTransformerConfig(), False)

@@ -34,8 +34,8 @@ from vanilla_transformer.data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
     describe_losses,
-    existing_tokenizer,
     make_tokenizer,
+    named_tokenizer,
     note_source_form,
     report_lost_text,
     special_token_ids,
@@ -557,11 +557,11 @@ def test_an_existing_tokenizer_is_of_no_other_kind(kind, folder):
 
 
 def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(tmp_path):
-    assert existing_tokenizer(tmp_path, "m", "x", ["t", "u"]) == ("--resume_from_checkpoint", str(tmp_path))
-    assert existing_tokenizer(None, "m", "x", ["t", "u"]) == ("--model_name_or_path", "m")
-    assert existing_tokenizer(None, None, "x", ["t", "u"]) == ("--tokenizer_name", "x")
-    assert existing_tokenizer(None, None, None, ["t", "u"]) == ("--teacher", "t")
-    assert existing_tokenizer(None, None, None, None) is None
+    assert named_tokenizer(tmp_path, "m", "x", ["t", "u"]) == ("--resume_from_checkpoint", str(tmp_path))
+    assert named_tokenizer(None, "m", "x", ["t", "u"]) == ("--model_name_or_path", "m")
+    assert named_tokenizer(None, None, "x", ["t", "u"]) == ("--tokenizer_name", "x")
+    assert named_tokenizer(None, None, None, ["t", "u"]) == ("--teacher", "t")
+    assert named_tokenizer(None, None, None, None) is None
 
 
 @streamed

@@ -49,22 +49,26 @@ def test_a_batch_as_large_as_fits_on_a_cpu_is_rejected(accelerator):
 
 
 @pytest.mark.parametrize(
-    "length, workers, device, is_refused",
+    "length, workers, device, remedy",
     [
-        (71, {"dataloader_num_workers": 1}, "cpu", True),
-        (71, {"preprocessing_num_workers": 2}, "cpu", True),
-        (71, {}, "cuda", True),
-        (71, {"dataloader_num_workers": 0}, "cuda", False),
-        (71, {}, "cpu", False),
-        (70, {"dataloader_num_workers": 1}, "cpu", False),
+        (71, {"dataloader_num_workers": 1}, "cpu", "give --dataloader_num_workers 0"),
+        (71, {"preprocessing_num_workers": 2}, "cpu", "leave out --preprocessing_num_workers"),
+        (
+            71,
+            {"preprocessing_num_workers": 2},
+            "cuda",
+            "give --dataloader_num_workers 0 and leave out --preprocessing_num_workers",
+        ),
+        (71, {}, "cuda", "give --dataloader_num_workers 0"),
+        (71, {"dataloader_num_workers": 0}, "cuda", None),
+        (71, {}, "cpu", None),
+        (70, {"dataloader_num_workers": 1}, "cpu", None),
     ],
 )
-def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_named(
-    length, workers, device, is_refused, monkeypatch
-):
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_named(length, workers, device, remedy, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/tmp".ljust(length, "x"))
-    message = "^TMPDIR is /tmpx+, a longer path .* at most 70 characters, such as /tmp, or give --dataloader_num_wor"
-    with pytest.raises(UserError, match=message) if is_refused else contextlib.nullcontext():
+    message = rf"^TMPDIR is /tmpx+, a longer path .* at most 70 characters, such as /tmp, or {remedy}\.$"
+    with pytest.raises(UserError, match=message) if remedy else contextlib.nullcontext():
         processes.check_temporary_folder(DataOptions(**workers), torch.device(device))
 
 

@@ -100,7 +100,7 @@ def test_another_learning_rate_of_a_resumed_run_is_said(before, said, capsys):
 )
 def test_too_few_checkpoints_for_the_average_are_said_before_the_run(argv, said, capsys):
     check_average(Triggers(training_options("--average_checkpoints=5", *argv.split()), 10))
-    expected = "warning: --average_checkpoints 5 will average {}, all there are; save more often, with {}.\n"
+    expected = "warning: --average_checkpoints 5 will average only the {} that are saved; save more often, with {}.\n"
     assert capsys.readouterr().out == (expected.format(*said) if said else "")
 
 

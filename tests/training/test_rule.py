@@ -73,10 +73,12 @@ def test_vocabulary_counts_words_that_no_spaces_separate():
 
 
 def test_limits_leave_room_for_joined_pairs():
-    """Of usual length; without them, these limits would be high enough."""
+    """Of usual length; without them, these limits would be high enough, or 256 for some long sources."""
     options = parse_arguments(["--train_file=x.tsv", "--joined_pairs=0.2"])
     (choice,) = choose_lengths([(50, 40)] * 9, options.values(), options.free)
     assert choice.values == {"max_source_length": 256} and "joined" in choice.reason
+    (choice,) = choose_lengths([(100, 40)] * 97 + [(140, 40)] * 3, options.values(), options.free)
+    assert choice.values == {"max_source_length": 512} and "joined" in choice.reason
 
 
 def test_steps_count_the_tokens_that_a_batch_really_has():

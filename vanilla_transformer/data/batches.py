@@ -4,7 +4,8 @@ All batches of a run, over all epochs and processes, are numbered 0, 1, 2, ...
 Which pairs batch n holds is a pure function of (seed, n); no random state is carried from batch to batch.
 Of P processes, process i trains on the batches with n % P == i, so any number of processes sees the same batches.
 Resuming a run means starting at a number. Streams (stream.py) depend on the number of processes, too.
-A batch holds pairs of similar length: at most `max_tokens` tokens per side, padding included.
+A batch holds pairs of similar length: at most `max_tokens` tokens per side, padding included. Only a pair that is
+longer by itself exceeds that, and pairs that BPE-dropout splits into more tokens.
 """
 
 import itertools

@@ -72,8 +72,10 @@ def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
 def sample_lengths(
     dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """The tokens of source and target of some pairs, and of how many pairs: those that have an empty side, or too many
-    characters for `limit` tokens, are left out."""
+    """(source tokens, target tokens) of each pair in a sample, and the size of the sample.
+
+    Pairs with an empty side, or with too many characters for `limit` tokens, only count in the size.
+    """
     rows = [(row["source"], row["target"]) for row in sample_rows(dataset, 2000)]
     count = len(rows)
     rows = [row for row in rows if all(is_filled(text) and len(text) <= longest_text(limit) for text in row)]
@@ -195,11 +197,11 @@ def tokenize_splits(
 ) -> dict:
     """Tokenizes all splits but streams, and prints how many pairs each has and how many were dropped.
 
-    Validation and test keep each pair without an empty side up to the larger of `max_position_embeddings` and the
-    limits of training, as far as learned positions reach.
-    Sets `tokenizer.model_max_length` to the longest training source, or twice that if pairs are joined, as few are
-    longer together: the Translator splits longer texts. In fine-tuning, it is never lowered: the model may have read
-    longer sources.
+    Validation and test drop a pair only if a side is empty, or longer than the larger of `max_position_embeddings` and
+    the limits of training, or than a table of learned positions.
+    Sets `tokenizer.model_max_length`, above which the Translator splits texts, to the longest training source or, if
+    pairs are joined, to twice that, up to `max_source_length`: few joined sources are longer. In fine-tuning, it is
+    never lowered: the model may have read longer sources.
     """
     limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}
@@ -215,7 +217,7 @@ def tokenize_splits(
         except KeyboardInterrupt:
             kept = ["the tokenizer"] if isinstance(pairs["train"], Sized) else []
             kept += [f"the tokens of {name}" for name, done in splits.items() if isinstance(done, Sized)]
-            found = f"{' and '.join(kept)} will be found again; " if kept else ""
+            found = f"{' and '.join(kept)} will be read from the cache; " if kept else ""
             message = f"stopped while tokenizing {split}; {found}{split} will be tokenized from its start"
             raise KeyboardInterrupt(message) from None
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())

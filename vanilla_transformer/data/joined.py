@@ -103,7 +103,7 @@ def join_texts(texts: list[str], pattern: str, filling: dict[str, str]) -> str:
 
 @dataclass
 class JoinedPairs:
-    """Indexing with the entries of a batch gives its columns for a collator."""
+    """`pairs[entries]` returns the columns of a batch, for its collator; `entries` are some of [`draw_entries`]."""
 
     columns: object  # of single pairs, by a list of indices
     texts: Dataset

@@ -17,7 +17,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".tmx", *TRAN
 LANGUAGES = {".ts", ".mo"}  # also language codes (Tsonga, Moldavian), so they may be endings of parallel files
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # may follow them
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
-HELD_OUT, MOST_HELD_OUT = 5, 2000  # for validation, unless an option says how many: percent, and the most pairs
+HELD_OUT, MOST_HELD_OUT = 5, 2000  # pairs for validation by default: percent, and the largest number
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .rows import reading_data
 # Rows of a pool. The first is small, so that training starts soon; each later one is twice as large.
 FIRST_POOL, LAST_POOL = 2**8, 2**14
 TABLE = 2**5  # rows that are read together; a pool has whole tables
-SHARDS = 8  # for each process, from which on a stream is divided by shards: all then get about as many rows
+SHARDS = 8  # with fewer for each process, rows are divided instead, since shares of whole shards would be too unequal
 START = {"epoch": 0, "pool": 0, "row": 0, "batch": 0, "stream": None}  # the place where a run begins
 
 
@@ -78,7 +78,7 @@ class Pools(TorchIterableDataset):
             place = place | {"epoch": epoch + 1, "pool": 0, "row": 0, "stream": None}
 
     def open(self, place: dict) -> IterableDataset:
-        """The part of an epoch that this process reads: shards, or each P-th row of all, in an order of the epoch."""
+        """The part of an epoch that this process reads: shards, or each P-th row, in another order each epoch."""
         is_by_shard = self.is_divisible and self.stream.num_shards >= SHARDS * self.num_processes
         part = (self.process_index + place["epoch"]) % self.num_processes  # so none reads small parts all the time
         stream = split_dataset_by_node(

@@ -282,7 +282,7 @@ def inputs_of(texts: list[str], side: str) -> tuple[list[str], dict[str, list[st
     return texts, {"text_target" if side == "target" else "text": texts}
 
 
-# For each kind of loss, a function that finds what a text would lose.
+# For each kind of loss, a function that finds what a text has of it.
 LOSSES = {
     "line breaks": partial(re.findall, r"[\n\r\u2028\u2029]"),
     "tabs": partial(re.findall, "\t"),
@@ -348,7 +348,7 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | Non
 # ------------------------------------------------------------------------------------------------- the one of a run
 
 
-def existing_tokenizer(
+def named_tokenizer(
     checkpoint: Path | None, model: str | None, tokenizer_name: str | None, teachers: list[str] | None
 ) -> tuple[str, str] | None:
     """The option that names the tokenizer to load, and its value; None: a new one is trained.
@@ -370,7 +370,7 @@ def make_tokenizer(
     kind: Literal["bpe", "unigram"] = "bpe",
     split_digits: bool = False,
 ):
-    """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
+    """The tokenizer that [`named_tokenizer`] found, or else a new one, trained on the training pairs.
 
     Prints what it loses of the training texts. Raises UserError if that is nearly all, if one of the `tags` is not one
     token of it, or is a special token, or if an existing tokenizer was not trained with the `verbatim`, `letters` or

@@ -64,7 +64,7 @@ def decide_training(
     corpus = replace(corpus, pairs=max(1, round(corpus.pairs * len(kept) / max(looked_at, 1))))
     length = sum(kept) / max(len(kept), 1) or 1.0
     batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
-    # A GPU takes about as long for a small batch as for a large one, and a run that has time has large ones.
+    # A GPU takes about as long for a small batch as for a large one, and a long run has large batches.
     largest, tried = LARGEST_BATCH, USUAL_BATCH
     if accelerator.device.type == "cuda":
         largest = tried = LARGEST_BATCH_ON_GPU
@@ -134,7 +134,7 @@ def print_choices(choices: list[Choice]) -> dict[str, object]:
 
 
 def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], accelerator: Accelerator) -> float:
-    """The tokens a second of all processes, each taken to be as fast as this one in the last of up to three steps.
+    """The tokens a second of all processes, if each is as fast as this one in its last of up to three trial steps.
 
     The `shape` of their batch is (pairs, tokens of a side).
     """

@@ -49,7 +49,7 @@ def make_model(
 
 
 def choose_attention(asked: str | None, device: torch.device) -> str | None:
-    """The attention that is asked for or, for short sentences on a CPU, the fastest one.
+    """The attention that is asked for or, on a CPU, eager: the fastest one there for short sentences.
 
     Raises UserError if it cannot train there.
     """

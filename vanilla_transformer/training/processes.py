@@ -99,12 +99,15 @@ def check_launch():
 def check_temporary_folder(data_options: DataOptions, device: torch.device):
     """Raises UserError if the sockets of workers, which are in the temporary folder, would have too long a path: the
     run would wait for them for ever."""
-    folder = tempfile.gettempdir()
-    has_workers = data_options.loading_workers(device.type == "cuda") or data_options.preprocessing_num_workers
-    if has_workers and os.name == "posix" and len(os.fsencode(folder)) > LONGEST_FOLDER:
+    folder, remedies = tempfile.gettempdir(), []
+    if data_options.loading_workers(device.type == "cuda"):
+        remedies.append("give --dataloader_num_workers 0")
+    if data_options.preprocessing_num_workers:
+        remedies.append("leave out --preprocessing_num_workers")
+    if remedies and os.name == "posix" and len(os.fsencode(folder)) > LONGEST_FOLDER:
         raise UserError(
             f"TMPDIR is {folder}, a longer path than the sockets of data workers may have; set TMPDIR to one of at "
-            f"most {LONGEST_FOLDER} characters, such as /tmp, or give --dataloader_num_workers 0."
+            f"most {LONGEST_FOLDER} characters, such as /tmp, or {' and '.join(remedies)}."
         )
 
 
@@ -174,7 +177,7 @@ def exit_on_error():
     """Prints an expected exception as one sentence on stderr, once per machine, and exits with a status."""
     status, is_shared = 2, False
     # Launchers end all processes when one exits, so the first process of a machine prints errors that all share and
-    # exits first; the others wait. A process that is still alive then prints an error of its own.
+    # exits first; the others wait. A process that still runs then prints an error of its own.
     is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         yield

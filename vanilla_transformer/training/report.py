@@ -69,8 +69,8 @@ def check_average(triggers: Triggers):
     if count < asked:
         option = "--eval_steps" if is_by_score else "--save_steps"
         PartialState().print(
-            f"warning: --average_checkpoints {asked} will average {count}, all there are; save more often, with "
-            f"{option}."
+            f"warning: --average_checkpoints {asked} will average only the {count} that are saved; save more "
+            f"often, with {option}."
         )
 
 

@@ -14,7 +14,7 @@ from .run_folder import check_output_dir
 from .state import TrainerState
 from .weights import Weights
 
-# Settings that decide which pairs a batch holds, which batches a step has, and what a checkpoint has of the optimizer.
+# Settings that decide which pairs a batch holds, which batches a step has, and which optimizer state is saved.
 FIXED = (
     "seed",
     "optimizer",

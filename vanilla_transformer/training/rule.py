@@ -13,8 +13,8 @@ from typing import NamedTuple
 class Size(NamedTuple):
     """A size of the model, whose feed-forward width is four times `d_model`.
 
-    It is chosen if an epoch has at least `corpus` tokens, and the run has time for `training` tokens, or for all that
-    are useful.
+    It is chosen if an epoch has at least `corpus` tokens, and the run has time for `training` tokens, or for fewer if
+    more would not help.
     """
 
     d_model: int
@@ -71,7 +71,7 @@ class Corpus:
         pairs: The number of pairs.
         distinct: The numbers of distinct texts.
         words, characters: Of a text, on average.
-        sentences: The largest number of sentences that at least 1 % of the sources have.
+        sentences: The largest number of sentences, or of lines, that at least 1 % of the sources have.
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
         hidden_words: Of a text, on average: those that no spaces separate.
@@ -143,8 +143,9 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         needed = side[math.ceil(FITTING * len(side)) - 1]
         long = sum(length > LIMITS[0] for length in side) / len(side)
         reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
-        if needed <= LIMITS[0] and given["joined_pairs"]:
-            needed, reason = 3 * side[len(side) // 2], f"three usual {text}s, joined, must fit"
+        joined = 3 * side[len(side) // 2] if given["joined_pairs"] else 0
+        if joined > needed:
+            needed, reason = joined, f"three usual {text}s, joined, must fit"
         kept = [sum(length <= limit for length in side) for limit in possible]
         # The first that is enough or, if none is, the first that keeps as many as the last.
         limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
@@ -284,7 +285,7 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
     affordable = int(0.1 * trained / situation.tokens * situation.corpus.pairs / max(situation.corpus.held_out, 1))
     count = min(max(affordable, 1), EVALUATIONS, steps)
     every = -(-steps // count)
-    choices.append(Choice({"eval_steps": every}, f"{-(-steps // every)} in all"))
+    choices.append(Choice({"eval_steps": every}, f"{-(-steps // every)} evaluations in all"))
     if count > 3 and "eval_steps" in situation.free:
         reason = "stops after three evaluations without a better score, and keeps the best weights"
         choices.append(Choice({"early_stopping_patience": 3}, reason))

@@ -13,8 +13,8 @@ import psutil
 from accelerate import Accelerator
 
 ALWAYS_HANDLED = ("SIGTERM", "SIGINT")
-# Not where they are ignored, as SIGHUP is under nohup, or have a handler of the program that calls `main`. Windows has
-# none of them.
+# Unless they are ignored, as nohup ignores SIGHUP, or the program that calls `main` handles them. Windows has none of
+# them.
 HANDLED_BY_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGUSR2")
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION", "LOCAL_RANK"}  # accelerate launch or torchrun sets one of them
 REPEAT_AFTER = 1.0  # seconds; a launcher forwards the Ctrl-C that the terminal has already sent to all processes

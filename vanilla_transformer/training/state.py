@@ -19,7 +19,7 @@ SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their m
 MAX_SPIKES = 10  # diverged when spikes minus calm steps in between reach this
 SHOWN = 60  # characters of a text in messages
 SAVE_AFTER = 15 * 60  # seconds between checkpoints, unless --save_steps says how many steps
-AVERAGED_EVERY = 1 / 30  # of a run, between the checkpoints that are averaged, unless --save_steps or --eval_steps say
+AVERAGED_EVERY = 1 / 30  # of a run, between averaged checkpoints, without --save_steps and --eval_steps
 
 
 class Diverged(UserError):
@@ -103,12 +103,12 @@ class Meter:
         self.started = 0.0
 
     def start(self):
-        """Starts the clock at the first step after a log entry, which precedes every evaluation and save."""
+        """Starts the clock at the first step after a log entry; evaluation and saving follow one and do not count."""
         if not self.steps:
             self.started = time.perf_counter()
 
     def add(self, state: TrainerState, learning_rate: float, loss: torch.Tensor, tokens: torch.Tensor, norm):
-        """Adds a step: its loss on this process (), the counts of `count_tokens` (3,) and its gradient norm ()."""
+        """Adds a step: this process's share of its loss (), the counts of `count_tokens` (3,), its gradient norm."""
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
     def flush(
