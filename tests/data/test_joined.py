@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +46,7 @@ def texts(tokenizer, batch: dict) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
 def test_each_pair_is_in_one_entry_of_an_epoch(share):
     lengths = (np.full(1001, 9), np.full(1001, 5))
-    entries = joined.draw_entries(lengths, (50, 50), share, seed=1, epoch=2)
+    entries = joined.draw_entries(lengths, (60, 60), share, seed=1, epoch=2)
     assert sorted(entries[entries >= 0]) == list(range(1001)) and (entries[:, 0] >= 0).all()
     sizes = Counter((entries >= 0).sum(axis=1).tolist())
     assert 1001 - sizes[1] == pytest.approx(share * 1001, abs=4)
@@ -70,9 +70,15 @@ def test_no_joined_pair_exceeds_the_limits():
         assert joined.lengths_of_entries(side, entries[entries[:, 1] >= 0]).max() <= limit
 
 
+def join_in_all_ways(sources: list[str], targets: list[str]) -> Iterator[tuple[str, str]]:
+    """With each joint and many fillings."""
+    for seed, joint in itertools.product(range(300), range(len(joined.JOINTS))):
+        yield joined.join_pairs(sources, targets, joint, np.random.default_rng(seed))
+
+
 def test_several_sentences_are_joined_in_their_order_in_one_way():
     sources, targets = ["One.", "Two.", "Three.", "Four."], ["Eins.", "Zwei.", "Drei.", "Vier."]
-    found = [joined.join_pairs(sources, targets, np.random.default_rng(seed)) for seed in range(99)]
+    found = list(join_in_all_ways(sources, targets))
     for source, target in found:
         assert re.findall("one|two|three|four", source.lower()) == ["one", "two", "three", "four"]
         assert re.findall("Eins|Zwei|Drei|Vier", target) == ["Eins", "Zwei", "Drei", "Vier"]
@@ -85,15 +91,12 @@ def test_several_sentences_are_joined_in_their_order_in_one_way():
 
 @pytest.mark.parametrize("middle", ["?", "...", "。"])
 def test_a_sentence_of_stops_alone_is_not_lost(middle):
-    for seed in range(99):
-        pair = joined.join_pairs(["One.", middle, "Three."], ["Eins.", middle, "Drei."], np.random.default_rng(seed))
+    for pair in join_in_all_ways(["One.", middle, "Three."], ["Eins.", middle, "Drei."]):
         assert all(middle in text[4:] for text in pair)
 
 
 def test_chinese_sentences_are_joined_without_a_space():
-    found = {
-        joined.join_pairs(["Hi.", "Bye."], ["你好。", "再见。"], np.random.default_rng(seed))[1] for seed in range(99)
-    }
+    found = {target for _, target in join_in_all_ways(["Hi.", "Bye."], ["你好。", "再见。"])}
     assert "你好。再见。" in found and "你好。 再见。" not in found
 
 
@@ -137,7 +140,7 @@ def test_ids_are_concatenated_where_the_joints_take_too_many_tokens(tokenized, t
     )
     entries = [[5, 1, 2, -1], [3, -1, -1, -1]]
     usual = pairs[entries]
-    monkeypatch.setattr(joined, "MARGIN", -100)
+    monkeypatch.setattr(joined, "MARGINS", joined.MARGINS - 100)
     columns = pairs[entries]
     for side in ("input_ids", "labels"):
         ids = tokenized[side]
@@ -147,10 +150,7 @@ def test_ids_are_concatenated_where_the_joints_take_too_many_tokens(tokenized, t
 
 def test_every_joint_has_both_sentences_on_both_sides():
     seen = set()
-    for seed in range(3000):
-        source, target = joined.join_pairs(
-            ["Go on.", "He sleeps."], ["Weiter!", "Er schläft."], np.random.default_rng(seed)
-        )
+    for source, target in join_in_all_ways(["Go on.", "He sleeps."], ["Weiter!", "Er schläft."]):
         assert source.lower().startswith("go on") and source.lower().rstrip(")").endswith("he sleeps.")
         assert target.startswith("Weiter") and target.rstrip(")").endswith("Er schläft.")
         seen.add((source, target))
@@ -174,7 +174,7 @@ def test_the_longest_side_of_all_pairs(byte_tokenizer):
     longest = max(*map(len, train["input_ids"]), *map(len, train["labels"]))
     joining = replace(options, joined_pairs=0.2)
     assert joined.longest_side_of(train, options) == longest
-    assert joined.longest_side_of(train, joining) == 4 * longest + 3 * joined.MARGIN
+    assert joined.longest_side_of(train, joining) == 4 * longest + 3 * max(joined.MARGINS)
     assert joined.longest_side_of(train, replace(joining, max_source_length=30)) == 40
     for limited in (options, joining):
         assert joined.longest_side_of(train, replace(limited, bpe_dropout=0.1)) == 50

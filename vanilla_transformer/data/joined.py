@@ -6,7 +6,7 @@ epoch. A joined pair is not also read alone, so an epoch grows only by the token
 is a pure function of (seed, epoch), and how, of (seed, pairs).
 """
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,26 +21,27 @@ from .options import DataOptions
 # Patterns for source and target. The target repeats a mark, tag or bracket of the source, but has the usual stops and
 # capitals where nothing else separates the sentences. `a` is the text so far, `bare` the same without its final stop,
 # `b` the next sentence, `small` the same with a lower-case first letter, `gap` a space, or nothing after Chinese
-# punctuation, and the others are one of FILLINGS.
+# punctuation, and the others are one of FILLINGS. The number is how many tokens the joint may add, less the
+# end-of-sentence token that it replaces; if it adds more, the ids of the single texts are concatenated.
 JOINTS = [
-    ("{a}{gap}{b}", "{a}{gap}{b}"),
-    ("{a}{b}", "{a}{gap}{b}"),
-    ("{a} {small}", "{a}{gap}{b}"),
-    ("{bare} {b}", "{a}{gap}{b}"),
-    ("{bare} {small}", "{a}{gap}{b}"),
-    ("{bare}{stop} {small}", "{a}{gap}{b}"),
-    ("{bare} {mark} {b}", "{bare} {mark} {b}"),
-    ("{a} {mark} {b}", "{a} {mark} {b}"),
-    ("{a}{tag}{b}", "{a}{tag}{b}"),
-    ("{a} ({b})", "{a} ({b})"),
+    ("{a}{gap}{b}", "{a}{gap}{b}", -1),
+    ("{a}{b}", "{a}{gap}{b}", 1),
+    ("{a} {small}", "{a}{gap}{b}", 0),
+    ("{bare} {b}", "{a}{gap}{b}", -1),
+    ("{bare} {small}", "{a}{gap}{b}", 0),
+    ("{bare}{stop} {small}", "{a}{gap}{b}", 2),
+    ("{bare} {mark} {b}", "{bare} {mark} {b}", 4),
+    ("{a} {mark} {b}", "{a} {mark} {b}", 5),
+    ("{a}{tag}{b}", "{a}{tag}{b}", 5),
+    ("{a} ({b})", "{a} ({b})", 4),
 ]
+MARGINS = np.array([margin for *_, margin in JOINTS], dtype=np.int32)
 FILLINGS = {  # so many marks that the model learns to copy those that it has not seen
     "stop": [";", ",", "...", "…", ":", " -", "!!"],
     "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", "❤️", ":)", ";-)", "--", "***"],
     "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p>", " <b>"],
 }
 MOST = 4  # pairs that are joined at once
-MARGIN = 4  # tokens for each joint; if joints take more in all, the token ids of the single texts are concatenated
 
 
 def draw_entries(
@@ -71,7 +72,13 @@ def draw_entries(
 
 def lengths_of_entries(lengths: np.ndarray, entries: np.ndarray) -> np.ndarray:
     """The most tokens (n,) that one side of the entries may have, from the `lengths` of that side of the pairs."""
-    return sum(np.where(pairs >= 0, lengths[pairs] + MARGIN, 0) for pairs in entries.T) - MARGIN
+    margins = MARGINS[joints_of(entries)]
+    return sum(np.where(pairs >= 0, lengths[pairs] + margins, 0) for pairs in entries.T) - margins
+
+
+def joints_of(entries: np.ndarray) -> np.ndarray:
+    """The joint (n,) of each entry, an index of JOINTS, as random as the pairs in it."""
+    return (entries[:, 0] + entries[:, 1]) % len(JOINTS)
 
 
 def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> int:
@@ -80,14 +87,15 @@ def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> i
     if not isinstance(train, Sized) or options.bpe_dropout:
         return options.length_limit
     longest = int(max(side.max() for side in lengths_of(train)))
-    return min(MOST * (longest + MARGIN) - MARGIN, options.length_limit) if options.joined_pairs else longest
+    joined = MOST * longest + (MOST - 1) * int(MARGINS.max())
+    return min(joined, options.length_limit) if options.joined_pairs else longest
 
 
-def join_pairs(sources: list[str], targets: list[str], generator: np.random.Generator) -> tuple[str, str]:
-    """The sources joined, and the targets, with one joint between all of them, drawn at random."""
-    joint = JOINTS[generator.integers(len(JOINTS))]
+def join_pairs(sources: list[str], targets: list[str], joint: int, generator: np.random.Generator) -> tuple[str, str]:
+    """The sources joined, and the targets, with one joint between all of them, whose filling is drawn at random."""
     filling = {name: texts[generator.integers(len(texts))] for name, texts in FILLINGS.items()}
-    return tuple(join_texts(*side, filling) for side in zip((sources, targets), joint, strict=True))
+    source, target, _ = JOINTS[joint]
+    return join_texts(sources, source, filling), join_texts(targets, target, filling)
 
 
 def join_texts(texts: list[str], pattern: str, filling: dict[str, str]) -> str:
@@ -113,29 +121,31 @@ class JoinedPairs:
     def __getitem__(self, entries: list[list[int]]) -> dict[str, list]:
         entries = np.asarray(entries)
         columns = {name: list(column) for name, column in self.columns[entries[:, 0].tolist()].items()}
-        rows = np.flatnonzero(entries[:, 1] >= 0)
-        if not len(rows):
-            return columns
-        is_pair = entries[rows] >= 0
-        indices, ends = entries[rows][is_pair].tolist(), is_pair.sum(axis=1).cumsum().tolist()
-        parts = [slice(*bounds) for bounds in pairwise([0, *ends])]  # of the indices
-        texts, single = self.texts[indices], self.columns[indices]
-        joined = [
-            join_pairs(*(texts[name][part] for name in ("source", "target")), self.generator(indices[part]))
-            for part in parts
-        ]
-        encoded = encode_texts(*map(list, zip(*joined, strict=True)), self.tokenizer)
-        for row, part, pair, *sides in zip(rows, parts, joined, *encoded.values(), strict=True):
-            alone = [single[side][part] for side in encoded]
-            limits = [sum(map(len, side)) + MARGIN * (len(side) - 1) for side in alone]
-            if any(len(side) > limit for side, limit in zip(sides, limits, strict=True)):
-                pair = [" ".join(texts[name][part]) for name in ("source", "target")]
-                sides = [np.concatenate([*(ids[:-1] for ids in side[:-1]), side[-1]]) for side in alone]
-            for name, side in zip(encoded, sides, strict=True):
-                columns[name][row] = np.asarray(side, dtype=np.int32)
-            if "source" in columns:  # for BPE-dropout
-                columns["source"][row], columns["target"][row] = pair
+        rows = np.flatnonzero(entries[:, 1] >= 0).tolist()
+        for row, pair in zip(rows, self.join(entries[rows]), strict=True):
+            for name in columns.keys() & pair.keys():  # texts are among the columns for BPE-dropout only
+                columns[name][row] = pair[name]
         return columns
 
-    def generator(self, indices: list[int]) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *indices])
+    def join(self, entries: np.ndarray) -> Iterator[dict]:
+        """The texts and the token ids of the joined pair of each entry."""
+        if not len(entries):
+            return
+        is_pair, joints = entries >= 0, joints_of(entries).tolist()
+        indices, ends = entries[is_pair].tolist(), is_pair.sum(axis=1).cumsum().tolist()
+        parts = [slice(*bounds) for bounds in pairwise([0, *ends])]
+        single = self.texts[indices] | self.columns[indices]
+        groups = [{name: column[part] for name, column in single.items()} for part in parts]
+        generators = [np.random.default_rng([self.seed, *indices[part]]) for part in parts]
+        joined = [
+            join_pairs(group["source"], group["target"], joint, generator)
+            for group, joint, generator in zip(groups, joints, generators, strict=True)
+        ]
+        encoded = encode_texts(*map(list, zip(*joined, strict=True)), self.tokenizer)
+        for group, joint, texts, *sides in zip(groups, joints, joined, *encoded.values(), strict=True):
+            margin = int(MARGINS[joint]) * (len(group["source"]) - 1)
+            if any(len(ids) > sum(map(len, group[name])) + margin for name, ids in zip(encoded, sides, strict=True)):
+                texts = [" ".join(group[name]) for name in ("source", "target")]
+                sides = [np.concatenate([*(ids[:-1] for ids in group[n][:-1]), group[n][-1]]) for n in encoded]
+            sides = [np.asarray(ids, dtype=np.int32) for ids in sides]
+            yield dict(zip(("source", "target", *encoded), (*texts, *sides), strict=True))
