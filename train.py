@@ -226,50 +226,50 @@ def optimizer_step(
 
 
 def prepare(
-    asked: Options, resume_from: Path | None, accelerator: Accelerator
+    options: Options, resume_from: Path | None, accelerator: Accelerator
 ) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset], Options]:
-    """The pairs, the tokenizer, the model on its device, the pairs as token ids, and all options, with those that were
-    free chosen.
+    """The pairs, the tokenizer, the model on its device, the pairs as token ids, and the options, with those chosen
+    that are free.
 
     One process per machine prepares data, and the others then read it from its disk.
     """
-    options, data_options = asked.training, asked.data
-    if options.push_to_hub:
-        upload.check_push(
-            options.hub_model_id, options.output_dir, private=options.hub_private_repo, native=options.native
-        )
+    model_name, teachers = options.training.model_name_or_path, options.training.teacher
+    native, seed = options.training.native, options.training.seed
+    if options.training.push_to_hub:
+        private = options.training.hub_private_repo
+        upload.check_push(options.training.hub_model_id, options.training.output_dir, private=private, native=native)
     hide_bars()
     with accelerator.main_process_first(), accelerator.local_main_process_first():
-        pairs = load_pairs(data_options)
+        pairs = load_pairs(options.data)
     if resume_from is not None:
-        asked = asked.with_values(run_on_main(decided_before, asked.free, resume_from))._replace(free=frozenset())
-    asked = asked.with_values(run_on_main(decide_tokens, asked, pairs))
-    data_options = asked.data
+        before = run_on_main(decided_before, options.free, resume_from)
+        options = options.with_values(before)._replace(free=frozenset())
+    options = options.with_values(run_on_main(decide_tokens, options, pairs))
     tokenizer = run_on_main(
         make_tokenizer,
-        named_tokenizer(resume_from, options.model_name_or_path, data_options.tokenizer_name, options.teacher),
+        named_tokenizer(resume_from, model_name, options.data.tokenizer_name, teachers),
         pairs["train"],
-        asked.model.vocab_size,
-        data_options.train_file_tags,
-        data_options.verbatim,
-        data_options.letters,
-        data_options.tokenizer_type,
-        data_options.split_digits,
+        options.model.vocab_size,
+        options.data.train_file_tags,
+        options.data.verbatim,
+        options.data.letters,
+        options.data.tokenizer_type,
+        options.data.split_digits,
     )
-    asked = asked.with_values(run_on_main(decide_training, asked, pairs, tokenizer, accelerator))
-    data_options = asked.data
-    torch.manual_seed(options.seed)
-    model = make_model(asked.model, options, data_options, tokenizer, accelerator.device)
-    if options.native:
+    options = options.with_values(run_on_main(decide_training, options, pairs, tokenizer, accelerator))
+    torch.manual_seed(seed)
+    model = make_model(options.model, options.training, options.data, tokenizer, accelerator.device)
+    if native:
         upload.check_native(model.config)
-    is_fine_tuning = options.model_name_or_path is not None
+    is_fine_tuning = model_name is not None
     with accelerator.main_process_first(), accelerator.local_main_process_first():
-        splits = tokenize_splits(pairs, tokenizer, data_options, model.config, is_fine_tuning=is_fine_tuning)
-        if options.teacher:
-            splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
-    note_source_form(tokenizer, run_on_main(lambda: pairs.survey["train"]), data_options, is_fine_tuning)
+        splits = tokenize_splits(pairs, tokenizer, options.data, model.config, is_fine_tuning=is_fine_tuning)
+        if teachers:
+            train = add_soft_targets(splits["train"], tokenizer, model.config, options.training, accelerator.device)
+            splits["train"] = train
+    note_source_form(tokenizer, run_on_main(lambda: pairs.survey["train"]), options.data, is_fine_tuning)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    return pairs, tokenizer, model.to(accelerator.device), splits, asked
+    return pairs, tokenizer, model.to(accelerator.device), splits, options
 
 
 def with_defaults(
