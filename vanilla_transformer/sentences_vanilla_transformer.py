@@ -249,8 +249,8 @@ class Segmenter:
         if len(CUTS[SENTENCES](piece)) > 1:
             return self.usual
         warnings.warn(  # always the same sentence, which Python shows only once
-            f"Some sentences have more tokens than the longest training source, {self.usual:,}. They are translated "
-            "whole, and the end of their translations may be missing.",
+            f"Some sentences have more tokens than usual training sources, {self.usual:,}. They are translated whole, "
+            "and the end of their translations may be missing.",
             stacklevel=4,
         )
         return self.longest

@@ -32,10 +32,17 @@ def tokenized(tokenizer):
 
 
 def load(
-    tokenized, tokenizer, share: float, start: int = 0, process_index: int = 0, num_processes: int = 1, **options
+    tokenized,
+    tokenizer,
+    share: float,
+    start: int = 0,
+    process_index: int = 0,
+    num_processes: int = 1,
+    max_tokens: int = 120,
+    **options,
 ):
     options = DataOptions(dataset_name="x", joined_pairs=share, **options)
-    return training_batches(tokenized, tokenizer, options, 120, 1, start, process_index, num_processes)
+    return training_batches(tokenized, tokenizer, options, max_tokens, 1, start, process_index, num_processes)
 
 
 def texts(tokenizer, batch: dict) -> list[tuple[str, str]]:
@@ -115,6 +122,18 @@ def test_batches_have_each_sentence_once_alone_or_joined(tokenized, tokenizer):
     assert 2 * lengths[2] + 3 * lengths[3] + 4 * lengths[4] == pytest.approx(32, abs=4) and min(lengths.values()) >= 2
     assert all(nouns([source]) == nouns([target]) for source, target in found)
     assert nouns(target for _, target in found) == nouns(target for _, target in PAIRS)
+
+
+def test_entries_are_no_longer_than_a_batch(tokenized, tokenizer, capsys):
+    loader = load(tokenized, tokenizer, 0.5, max_tokens=12)
+    batches = list(itertools.islice(loader, len(loader.epoch())))
+    assert max(max(batch["input_ids"].numel(), batch["labels"].numel()) for batch in batches) <= 12
+    assert capsys.readouterr().out == (
+        "warning: --joined_pairs 0.5 joins only 4 of 64 pairs; others would be longer than --max_source_length, "
+        "--max_target_length or a batch.\n"
+    )
+    load(tokenized, tokenizer, 0.5)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_resumed_run_and_other_processes_have_the_same_joints(tokenized, tokenizer):

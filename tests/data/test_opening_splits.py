@@ -270,7 +270,10 @@ def test_too_few_sources_to_hold_some_out(pairs, tmp_path):
 def test_too_few_pairs_of_a_direction_to_hold_some_out(by_language):
     files = [by_language("en-de", PAIRS), by_language("en-fr", PAIRS[:1])]
     message = error(train_file=files, train_file_tags=["<de>", "<fr>"])
-    assert "en-de-40.tsv and 1 more have 41 pair(s), too few to hold some out of each direction" in message
+    assert (
+        "en-de-40.tsv and 1 more have 41 pair(s) of 40 source(s), too few to hold some out of each direction"
+        in message
+    )
 
 
 def test_files_with_and_without_further_references_and_of_other_types_are_mixed(tmp_path):

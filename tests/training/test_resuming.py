@@ -82,6 +82,7 @@ def test_changed_settings_are_named():
 
 
 STREAM = ["--streaming", "--max_steps=9"]
+JOINED = ["--joined_pairs=0.2"]
 BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) were 4, now 6"
 
 
@@ -95,6 +96,10 @@ BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) w
         (settings(), settings(*STREAM), "the training pairs .*"),
         (settings(), settings(data="d2"), "the training pairs .*"),
         (settings(), settings(batches=6), BATCHES),
+        *(
+            (settings(*JOINED), settings(*JOINED, f"--max_{side}_length=9"), f"--max_{side}_length was 128, now 9")
+            for side in ("source", "target")
+        ),
         (settings(), settings(decoder_attention_heads=4), "--decoder_attention_heads was 8, now 4"),
         (settings(), settings(activation_function="gelu"), "--activation_function was relu, now gelu"),
         *(

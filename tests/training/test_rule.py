@@ -79,6 +79,8 @@ def test_limits_leave_room_for_joined_pairs():
     assert choice.values == {"max_source_length": 256} and "joined" in choice.reason
     (choice,) = choose_lengths([(100, 40)] * 97 + [(140, 40)] * 3, options.values(), options.free)
     assert choice.values == {"max_source_length": 512} and "joined" in choice.reason
+    (choice,) = choose_lengths([(425, 40)] * 9, options.values(), options.free)
+    assert choice.values == {"max_source_length": 1024} and "joined" in choice.reason
 
 
 def test_steps_count_the_tokens_that_a_batch_really_has():

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from .encoding import encode_pairs, lengths_of
-from .joined import JoinedPairs, draw_entries, lengths_of_entries
+from .joined import JoinedPairs, check_share, draw_entries, lengths_of_entries
 from .options import DataOptions
 from .stream import Pools, StreamedBatches
 from .tokenizer import with_bpe_dropout
@@ -286,10 +286,14 @@ def training_batches(
         pools = Pools(dataset, encode, plan, collate, seed, process_index, num_processes, is_divisible)
         return StreamedBatches(pools, start, stream_state, **loading)
     share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
-    share |= {"joined": options.joined_pairs, "limits": (options.max_source_length, options.max_target_length)}
+    limits = [min(limit, max_tokens) for limit in (options.max_source_length, options.max_target_length)]
+    share |= {"joined": options.joined_pairs, "limits": limits}
+    lengths = lengths_of(dataset)
+    if options.joined_pairs:
+        check_share(lengths, limits, options.joined_pairs, seed)
     return PairLoader(
         dataset,
-        TokenBatchSampler(*lengths_of(dataset), max_tokens, **share, **(stream_state or [{}])[0]),
+        TokenBatchSampler(*lengths, max_tokens, **share, **(stream_state or [{}])[0]),
         collate,
         **loading,
     )

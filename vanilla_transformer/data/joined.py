@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
@@ -38,7 +39,7 @@ JOINTS = [
 MARGINS = np.array([margin for *_, margin in JOINTS], dtype=np.int32)
 FILLINGS = {  # so many marks that the model learns to copy those that it has not seen
     "stop": [";", ",", "...", "…", ":", " -", "!!"],
-    "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", "❤️", ":)", ";-)", "--", "***"],
+    "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", ":)", ";-)", "--", "***"],
     "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p>", " <b>"],
 }
 MOST = 4  # pairs that are joined at once
@@ -79,6 +80,17 @@ def lengths_of_entries(lengths: np.ndarray, entries: np.ndarray) -> np.ndarray:
 def joints_of(entries: np.ndarray) -> np.ndarray:
     """The joint (n,) of each entry, an index of JOINTS, as random as the pairs in it."""
     return (entries[:, 0] + entries[:, 1]) % len(JOINTS)
+
+
+def check_share(lengths: tuple[np.ndarray, np.ndarray], limits: tuple[int, int], share: float, seed: int):
+    """Warns if far fewer pairs are joined than asked for, since they would exceed the limits."""
+    count = len(lengths[0])
+    joined = count - int((draw_entries(lengths, limits, share, seed, epoch=0)[:, 1] < 0).sum())
+    if joined < share * count / 2 - MOST:
+        PartialState().print(
+            f"warning: --joined_pairs {share:g} joins only {joined:,} of {count:,} pairs; others would be longer than "
+            "--max_source_length, --max_target_length or a batch."
+        )
 
 
 def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> int:

@@ -396,8 +396,10 @@ def hold_out(
     held_out = {split: [len(part) for part in found[split]] for split in shares}
     needed = all if differ else any  # files with pairs on either side
     if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):
-        each = " of each direction" if differ else ""
-        raise UserError(f"{name} {has} {total:,} pair(s), too few to hold some out{each}; {remedy}")
+        each, sources = " of each direction" if differ else "", len(np.unique(np.concatenate(points[:count])))
+        raise UserError(
+            f"{name} {has} {total:,} pair(s) of {sources:,} source(s), too few to hold some out{each}; {remedy}"
+        )
     for split, counts in held_out.items():
         how_many = f"{sum(counts):,} of {total:,} pairs are held out, by a hash of their sources"
         PartialState().print(f"{name} {has} no {split} split: {how_many}.")

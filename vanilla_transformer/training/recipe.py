@@ -183,10 +183,8 @@ def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions,
         if options.hours is not None or options.size not in (None, "paper"):
             why = "--model_name_or_path" if options.model_name_or_path else "a recipe or --size paper"
             name = "size" if options.hours is None else "hours"
-            raise UserError(
-                f"--{name} has no effect here: {why} fixes all options; give --max_steps, or single options such as "
-                "--d_model."
-            )
+            remedy = "leave it out" if name == "size" else "give --max_steps or --num_train_epochs instead"
+            raise UserError(f"--{name} has no effect here: {why} fixes all options; {remedy}.")
         return frozenset()
     if options.hours is not None and written & {"max_steps", "num_train_epochs"}:
         raise UserError("--hours has no effect with --max_steps or --num_train_epochs; leave one of them out.")

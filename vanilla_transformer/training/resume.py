@@ -29,6 +29,7 @@ FIXED = (
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
 FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
+LIMITS = ("max_source_length", "max_target_length")  # and if pairs are joined, as far as they fit
 # Sizes and switches of the model; the vocabulary is that of the checkpoint.
 SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name} - {"vocab_size"}
 # Settings that scores depend on.
@@ -71,7 +72,7 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
         for name in new
         if name in old and as_words(old[name]) != as_words(new[name])
     }
-    fixed = {*FIXED, *SIZES, *(FIXED_IN_STREAM if new["streaming"] else ())}
+    fixed = {*FIXED, *SIZES, *(FIXED_IN_STREAM if new["streaming"] else ()), *(LIMITS if new["joined_pairs"] else ())}
     if rejected := changed.keys() & fixed:
         culprits = ", ".join(changed[name] for name in new if name in rejected)
         raise UserError(

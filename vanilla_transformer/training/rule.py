@@ -145,10 +145,11 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
         joined = 3 * side[len(side) // 2] if given["joined_pairs"] else 0
         if joined > needed:
-            needed, reason = joined, f"three usual {text}s, joined, must fit"
+            needed, reason = joined, f"three usual {text}s, joined, should fit"
         kept = [sum(length <= limit for length in side) for limit in possible]
         # The first that is enough or, if none is, the first that keeps as many as the last.
-        limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
+        most_kept = possible[-1] if needed == joined else possible[kept.index(kept[-1])]
+        limit = next((limit for limit in possible if limit >= needed), most_kept)
         if limit > LIMITS[0]:
             choices.append(Choice({name: limit}, reason))
         # What a source drops needs no room for its target.
@@ -227,7 +228,7 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     if situation.asked is None and trained < FEW_EPOCHS * situation.tokens:
         doubts.append(
             f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too few for a good "
-            "model; give it more hours, or a smaller --size."
+            "model; give it more hours" + (", or a smaller --size." if width > SIZES["tiny"].d_model else ".")
         )
     return [choice for choice in (one.among(situation.free) for one in choices) if choice.values], doubts
 
@@ -285,7 +286,7 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
     affordable = int(0.1 * trained / situation.tokens * situation.corpus.pairs / max(situation.corpus.held_out, 1))
     count = min(max(affordable, 1), EVALUATIONS, steps)
     every = -(-steps // count)
-    choices.append(Choice({"eval_steps": every}, f"{-(-steps // every)} evaluations in all"))
+    choices.append(Choice({"eval_steps": every}, f"evaluations in all: {-(-steps // every)}"))
     if count > 3 and "eval_steps" in situation.free:
         reason = "stops after three evaluations without a better score, and keeps the best weights"
         choices.append(Choice({"early_stopping_patience": 3}, reason))
