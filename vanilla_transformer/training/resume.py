@@ -72,7 +72,12 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
         for name in new
         if name in old and as_words(old[name]) != as_words(new[name])
     }
-    fixed = {*FIXED, *SIZES, *(FIXED_IN_STREAM if new["streaming"] else ()), *(LIMITS if new["joined_pairs"] else ())}
+    fixed = {
+        *FIXED,
+        *SIZES,
+        *(FIXED_IN_STREAM if new["streaming"] else ()),
+        *(LIMITS if new.get("joined_pairs") else ()),
+    }
     if rejected := changed.keys() & fixed:
         culprits = ", ".join(changed[name] for name in new if name in rejected)
         raise UserError(
