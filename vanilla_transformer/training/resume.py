@@ -29,7 +29,8 @@ FIXED = (
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
 FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
-LIMITS = ("max_source_length", "max_target_length")  # and if pairs are joined, as far as they fit
+# Further ones with joined pairs, which must fit.
+LIMITS = ("max_source_length", "max_target_length")
 # Sizes and switches of the model; the vocabulary is that of the checkpoint.
 SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name} - {"vocab_size"}
 # Settings that scores depend on.
