@@ -117,7 +117,13 @@ def test_hours_and_a_number_of_steps_contradict_each_other():
 def test_hours_are_refused_where_nothing_is_chosen(more, tmp_path):
     (tmp_path / "recipe.yaml").write_text("max_steps: 7\n", encoding="utf-8")
     more = [*more, str(tmp_path / "recipe.yaml")] if more == ["--config"] else more
-    assert "--hours has no effect" in refusal(["--train_file=x.tsv", "--hours=2", *more])
+    said = refusal(["--train_file=x.tsv", "--hours=2", *more])
+    assert "--hours has no effect" in said and "give --max_steps or --num_train_epochs instead." in said
+
+
+def test_size_is_refused_in_fine_tuning():
+    said = refusal(["--train_file=x.tsv", "--size=tiny", "--model_name_or_path=m"])
+    assert "--size has no effect here: --model_name_or_path fixes all options; leave it out." in said
 
 
 def test_several_configurations_are_refused_with_a_remedy():

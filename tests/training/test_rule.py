@@ -243,6 +243,8 @@ def test_what_cannot_be_learnt_is_said_with_what_would_help():
     few = replace(SENTENCES, pairs=3016)
     assert "3,016 pairs are few" in doubts("", few, 7e4) and "--model_name_or_path" in doubts("", few, 7e4)
     assert "more hours" in doubts("--hours=0.1", SENTENCES, 5e5) and doubts("--hours=9", SENTENCES, 5e5) == ""
+    assert "more hours, or a smaller --size." in doubts("--hours=0.1 --size=small", SENTENCES, 5e5)
+    assert "more hours." in doubts("--hours=0.1 --size=tiny", SENTENCES, 5e5)
     assert doubts("--hours=9", replace(WORDS, pairs=800), 2e4) == "" == doubts("--max_steps=5", SENTENCES, 5e5)
 
 
