@@ -92,7 +92,7 @@ class Translator(BaseTranslator):
         own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
         names = [name_or_path] if isinstance(name_or_path, str | os.PathLike) else list(name_or_path)
         if not names:
-            raise UserError("There is no model to load; give a directory or a Hub id.")
+            raise UserError("No model was given; name a directory or a Hub id.")
         if backend == "torch":
             if quantization is not None:
                 raise UserError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")

@@ -185,7 +185,7 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
     if without := [index for index, text in enumerate(pairs["target"]) if not text]:
         counts = f"{len(without):,} of {len(pairs):,} pairs"
-        print(f"warning: {counts} have no reference; they are left out.", file=sys.stderr)
+        print(f"warning: {counts} have no reference; they are skipped.", file=sys.stderr)
         pairs = pairs.select(sorted({*range(len(pairs))} - {*without}))
     return [text or "" for text in pairs["source"]], references_of(pairs)
 

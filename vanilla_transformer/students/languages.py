@@ -75,7 +75,7 @@ def open_tokenizer(name: str, options: DistillOptions, revision: str | None = No
 
 
 def differ(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether a language differs. Codes of three letters are left out, as they may be those of families."""
+    """Whether a language differs. Three-letter codes are ignored, since they may name families."""
     sides = [[known_code(name) for name in side] for side in zip(one, other, strict=True)]
     pairs = [side for side in sides if all(len(code) == 2 for code in side)]
     return any(tag_distance(*pair) > ALIKE for pair in pairs)

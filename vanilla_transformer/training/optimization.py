@@ -80,8 +80,8 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
 
     It is never 0: warm-up reaches the peak at step `warmup_steps`, and a schedule that falls to 0 would reach it at
     step `max_steps` + 1. transformers' Trainer counts steps from 0, so its first step in warm-up has a rate of 0; our
-    step n has the rate of its step n + 1. `warmup_stable_decay` (Hu et al.,
-    2024, arXiv:2404.06395) falls as Hägele et al. (2024, arXiv:2405.18392) found best, in the last fifth.
+    step n has the rate of its step n + 1. `warmup_stable_decay` (Hu et al., 2024, arXiv:2404.06395) falls as Hägele et
+    al. (2024, arXiv:2405.18392) found best, in the last fifth.
     """
     if name == "inverse_sqrt":
         return lambda step: peak * inverse_square_root(step, warmup_steps)
