@@ -152,6 +152,15 @@ def test_command_line_overrides_the_recipe(recipe):
     assert parse(["--d_model", "32", *argv])["d_model"] == 32  # on either side of --config
 
 
+def test_a_zero_turns_off_what_a_recipe_or_the_rule_turns_on(tmp_path):
+    names = ["eval_steps", "save_steps", "early_stopping_patience"]
+    recipe, off = tmp_path / "recipe.yaml", [f"--{name}=0" for name in names]
+    recipe.write_text("\n".join(["train_file: [x.tsv]", *(f"{name}: 7" for name in names)]), encoding="utf-8")
+    options = parse(["--config", str(recipe), *off])
+    assert [options[name] for name in names] == [0, 0, 0]
+    assert parse_arguments(["--train_file=x.tsv", *off]).free == CHOOSABLE - set(names)
+
+
 def test_columns_on_the_command_line_override_the_languages_of_a_recipe(recipe):
     """They are of other data: the card and the tokenizer of BLEU would be wrong."""
     columns = ["--source_column=english", "--target_column=zh"]
@@ -305,10 +314,11 @@ def test_unreadable_recipe_is_named(tmp_path):
         assert str(tmp_path / name) in refusal(["--config", str(tmp_path / name)])
 
 
-COUNTS = "max_steps eval_steps save_steps logging_steps save_total_limit num_beams gradient_accumulation_steps "
+COUNTS = "max_steps logging_steps save_total_limit num_beams gradient_accumulation_steps "
 COUNTS += "per_device_train_max_tokens per_device_eval_max_tokens max_source_length max_target_length "
-COUNTS += "max_train_samples max_eval_samples max_predict_samples early_stopping_patience preprocessing_num_workers"
-NOT_NEGATIVE = "warmup_steps average_checkpoints dataloader_num_workers seed num_examples"
+COUNTS += "max_train_samples max_eval_samples max_predict_samples preprocessing_num_workers"
+NOT_NEGATIVE = "warmup_steps average_checkpoints dataloader_num_workers seed num_examples eval_steps save_steps "
+NOT_NEGATIVE += "early_stopping_patience"
 SCALES = "learning_rate weight_decay max_grad_norm adam_epsilon r_drop_alpha num_train_epochs distillation_weight"
 FRACTIONS = "label_smoothing_factor ema_decay adam_beta1 adam_beta2 bpe_dropout"
 OUT_OF_RANGE = [

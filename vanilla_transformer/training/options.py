@@ -123,17 +123,17 @@ class TrainingOptions:
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
     torch_compile: bool = option(False, "compile the layers, once for all batch shapes")
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass to save memory")
-    eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
-    save_steps: int | None = option(
-        None, "save every N steps (default: every 15 minutes); each evaluation and the last step also save", ge=1
+    eval_steps: int = option(0, "evaluate every N steps; 0: only at the end", ge=0)
+    save_steps: int = option(
+        0, "save every N steps; 0: every 15 minutes; each evaluation and the last step also save", ge=0
     )
     logging_steps: int = option(10, "log every N steps", ge=1)
     save_total_limit: int = option(2, "keep the N newest checkpoints, the best, and those to be averaged", ge=1)
     resume_from_checkpoint: str | None = option(
         None, "resume from this checkpoint, or from the newest one in output_dir", nargs="?", const="newest"
     )
-    early_stopping_patience: int | None = option(
-        None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
+    early_stopping_patience: int = option(
+        0, "stop after N evaluations without a better metric_for_best_model, and keep the best weights; 0: never", ge=0
     )
     metric_for_best_model: str = option(
         "bleu",
