@@ -30,6 +30,7 @@ from datasets import Dataset
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.conversion.marian import native_family
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.encoding import tokenize_splits
 from vanilla_transformer.data.joined import longest_side_of
@@ -260,7 +261,7 @@ def prepare(
     torch.manual_seed(seed)
     model = make_model(options.model, options.training, options.data, tokenizer, accelerator.device)
     if native:
-        upload.check_native(model.config)
+        native_family(model.config)  # or an error
     is_fine_tuning = model_name is not None
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         splits = tokenize_splits(pairs, tokenizer, options.data, model.config, is_fine_tuning=is_fine_tuning)

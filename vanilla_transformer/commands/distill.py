@@ -21,10 +21,9 @@ from accelerate.utils import parse_flag_from_env
 from accelerate.utils.memory import clear_device_cache
 from filelock import FileLock
 from huggingface_hub.errors import StrictDataclassError
-from transformers.utils.logging import disable_progress_bar
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..conversion.marian import check_family, native_family
+from ..conversion.marian import native_family
 from ..conversion.marian_writer import check_fields
 from ..data.rows import hide_bars
 from ..data.splits import load_split
@@ -156,7 +155,6 @@ def start_process():
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=timedelta(hours=24))
     hardware.configure(state.device, "no")
     hide_bars()
-    disable_progress_bar()  # of transformers
 
 
 def read_texts(options: DistillOptions, asked: Options) -> TextsToLearn:
@@ -214,7 +212,7 @@ def check_forms(forms: list[str], asked: Options):
             raise UserError(f"--to {form} needs --tokenizer_type unigram.")
         try:
             if form == "native":
-                check_family(config, native_family(config))
+                native_family(config)
             elif form == "marian-bin":
                 check_fields(config)
         except UserError as error:

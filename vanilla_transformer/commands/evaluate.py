@@ -232,14 +232,9 @@ def read_lines(file: str) -> list[str]:
     return texts
 
 
-def as_line(text: str) -> str:
-    """The text as a line of a file. sacreBLEU's scores do not depend on its spaces and breaks."""
-    return text.replace("\n", " ").rstrip()
-
-
 def to_bytes(texts: list[str]) -> bytes:
-    """The content of a file with one text per line."""
-    return "".join(f"{as_line(text)}\n" for text in texts).encode()
+    """The content of a file with one text per line, without line breaks in it, which no score of sacreBLEU counts."""
+    return "".join(text.replace("\n", " ").rstrip() + "\n" for text in texts).encode()
 
 
 def write_lines(file: Path, texts: list[str]) -> str:

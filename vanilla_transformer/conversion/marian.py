@@ -102,14 +102,10 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
 
 
 def native_family(config: VanillaTransformerConfig) -> str:
-    """The family that is closest to this config; [`check_family`] tells whether it fits."""
+    """The family whose models can have this config. Raises UserError, naming the field, if none can."""
+    name = "pegasus" if config.norm_first else "marian"
     if config.position_embedding_type == "learned":
-        return "blenderbot"
-    return "pegasus" if config.norm_first else "marian"
-
-
-def check_family(config: VanillaTransformerConfig, name: str):
-    """Raises UserError, naming the field, if models of the family cannot have a value of the config."""
+        name = "blenderbot"
     model, implemented = FAMILIES[name]
     fixed = implemented | {"layer_norm_eps": 1e-5}
     if name != "marian":
@@ -120,6 +116,7 @@ def check_family(config: VanillaTransformerConfig, name: str):
                 f"`{field}={getattr(config, field)!r}` cannot be converted: {model.__name__} supports only {value!r}. "
                 "Load this model with `trust_remote_code=True`, or run it with CTranslate2."
             )
+    return name
 
 
 def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
@@ -142,7 +139,6 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
     check_unchanged(model)
     ours, name = model.config, native_family(model.config)
     kind, implemented = FAMILIES[name]
-    check_family(ours, name)
     # The defaults of their configs would force an end, which ours does not.
     fields = {field: getattr(ours, field) for field in FIELDS.split()} | {"forced_eos_token_id": None}
     fields |= {"vocab_size": ours.vocab_size, "tie_word_embeddings": ours.tie_word_embeddings}

@@ -1,6 +1,5 @@
 """The training, validation and test pairs: opened, held out, mixed."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -84,13 +83,10 @@ def load_pairs(options: DataOptions) -> Splits:
 
 
 def open_splits(sources: dict[str, list[Source]], options: DataOptions) -> dict[str, Dataset | IterableDataset]:
-    """By split, the rows of its first source. Prints a warning where the model would be trained on the pairs that
-    score it."""
+    """By split, the rows of its first source."""
     names = {split: [source.name for source in some] for split, some in sources.items()}
     if options.train_file:
         rows = {split: load_file(split, files[0], options.streaming) for split, files in names.items() if files}
-        trained_on = set().union(*map(paths_of, names["train"]))
-        is_trained_on = lambda name: bool(trained_on & paths_of(name))  # noqa: E731
     else:
         found = load_dataset(options, "--train_file", options.streaming)
         rows = {
@@ -98,14 +94,6 @@ def open_splits(sources: dict[str, list[Source]], options: DataOptions) -> dict[
             for split, (name,) in names.items()
             if split == "train" or getattr(options, f"{split}_split") or name in found
         }
-        is_trained_on = lambda name: overlap(found, name, names["train"][0])  # noqa: E731
-    for split in ("validation", "test"):
-        for name in names[split] if split in rows else ():
-            if is_trained_on(name):
-                PartialState().print(
-                    f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
-                    "nothing about unseen text."
-                )
     return rows
 
 
@@ -122,11 +110,6 @@ def read_splits(
             with reading_data(sources[split][0].label):
                 files[split] = list(map(as_table, files[split]))
     return files, differ
-
-
-def paths_of(name: str | tuple[str, ...]) -> set[Path]:
-    """The files of an entry of [`DataOptions.files`], by one name each."""
-    return {Path(file).resolve() for file in ([name] if isinstance(name, str) else name)}
 
 
 def read_files(split: str, first: Dataset, sources: list[Source], streaming: bool, known: dict) -> tuple[list, list]:
@@ -237,12 +220,6 @@ def split_parts(splits: dict, name: str) -> list[tuple[str, int, int]]:
     if name in splits:
         return [(name, 0, lengths[name])]
     return [(part.splitname, part.from_, part.to) for part in ReadInstruction.from_spec(name).to_absolute(lengths)]
-
-
-def overlap(splits: dict, name: str, other: str) -> bool:
-    """Whether two splits, or expressions, have rows in common."""
-    pairs = itertools.product(split_parts(splits, name), split_parts(splits, other))
-    return any(one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]) for one, two in pairs)
 
 
 def mix_files(files: list[Dataset], sources: list[Source]) -> Dataset | IterableDataset:

@@ -52,7 +52,6 @@ class SplitEvaluator:
         accelerator, scorer = self.accelerator, self.scorer
         shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
         batches = evaluation_batches(split, self.tokenizer, self.max_tokens, **shares)
-        model.eval()
         loss = evaluate_loss(model, batches, accelerator)
         sources, references = list(split["source"]), references_of(split)
         translator = BaseTranslator(model, self.tokenizer, self.max_tokens)

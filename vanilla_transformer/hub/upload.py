@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import Translator, VanillaTransformerConfig
 from ..configuration_vanilla_transformer import AUTO_MAP, PIPELINE
-from ..conversion.marian import check_family, native_family, save_tokenizer, to_native
+from ..conversion.marian import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
 from ..loading import load_tokenizer
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card
@@ -76,7 +76,6 @@ def staged(
         stage_files(output_dir, folder, RUN_FILES)
         if native:
             translator = Translator.from_pretrained(output_dir, device="cpu")
-            check_native(translator.model.config)
             to_native(translator.model).save_pretrained(folder)
             save_tokenizer(translator.tokenizer, folder)
         else:
@@ -139,11 +138,6 @@ def stage_files(output_dir: Path, folder: Path, names: Iterable[str]):
                 os.symlink(source, target)
                 continue
         shutil.copyfile(source, target)
-
-
-def check_native(config: VanillaTransformerConfig):
-    """Raises UserError, naming the field, if a model with this config has no native form."""
-    check_family(config, native_family(config))
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere

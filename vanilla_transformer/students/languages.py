@@ -68,10 +68,9 @@ def find_languages(options: DistillOptions, asked: Options) -> tuple[str, str] |
 
 def open_tokenizer(name: str, options: DistillOptions, revision: str | None = None):
     """The tokenizer of a model whose config can be read. Raises UserError if there is none of the two."""
-    where = {"revision": revision} if revision else {}
     if not (options.trust_remote_code or Path(name, CONVERTED).is_file()):
-        load_config(name, **where)
-    return load_tokenizer(name, trust_remote_code=options.trust_remote_code, **where)
+        load_config(name, revision=revision)
+    return load_tokenizer(name, trust_remote_code=options.trust_remote_code, revision=revision)
 
 
 def differ(one: tuple[str, str], other: tuple[str, str]) -> bool:

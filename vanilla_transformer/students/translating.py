@@ -132,8 +132,7 @@ def are_ensemble(names: list[str], options: DistillOptions) -> bool:
     """Whether the models are of this package and have the same tokens."""
     if any(Path(name, CONVERTED).is_file() for name in names):
         return False
-    where = {"revision": options.revision} if options.revision else {}
-    if not all(is_vanilla(load_config(name, **where)) for name in names):
+    if not all(is_vanilla(load_config(name, revision=options.revision)) for name in names):
         return False
-    first, *others = (load_tokenizer(name, **where).get_vocab() for name in names)
+    first, *others = (load_tokenizer(name, revision=options.revision).get_vocab() for name in names)
     return others == [first] * len(others)
