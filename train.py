@@ -261,7 +261,7 @@ def prepare(
     torch.manual_seed(seed)
     model = make_model(options.model, options.training, options.data, tokenizer, accelerator.device)
     if native:
-        native_family(model.config)  # or an error
+        native_family(model.config)  # raises UserError if there is none
     is_fine_tuning = model_name is not None
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         splits = tokenize_splits(pairs, tokenizer, options.data, model.config, is_fine_tuning=is_fine_tuning)

@@ -210,7 +210,7 @@ def test_ctrl_c_says_how_to_go_on(start, texts, whole):
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait(60) == 130
     printed = run.printed().rstrip()
-    assert "which is saved; resume with" in printed and printed.endswith("the same command goes on from here.")
+    assert "which is saved; resume with" in printed and printed.endswith("run the same command again to resume.")
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace):
         # train.py exits with 128 + the number of a signal.
         is_signal = isinstance(stopped, KeyboardInterrupt) or (isinstance(stopped.code, int) and stopped.code > 128)
         if is_signal and os.environ.get("RANK", "0") == "0":
-            print("\nvanilla-transformer distill: stopped; the same command goes on from here.", file=sys.stderr)
+            print("\nvanilla-transformer distill: stopped; run the same command again to resume.", file=sys.stderr)
         raise
 
 

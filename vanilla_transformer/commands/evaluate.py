@@ -233,7 +233,7 @@ def read_lines(file: str) -> list[str]:
 
 
 def to_bytes(texts: list[str]) -> bytes:
-    """The content of a file with one text per line, without line breaks in it, which no score of sacreBLEU counts."""
+    """The content of a file with one text per line; line breaks in a text, which change no score, become spaces."""
     return "".join(text.replace("\n", " ").rstrip() + "\n" for text in texts).encode()
 
 

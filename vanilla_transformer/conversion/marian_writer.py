@@ -87,8 +87,8 @@ def marian_arrays(model: VanillaTransformerForConditionalGeneration, size: int) 
             elif name.endswith("fc2.weight"):
                 array = np.pad(array, ((0, width - rows), (0, 0)))
             arrays[marian_name(name)] = np.ascontiguousarray(array)
-    # The tokens after the pieces (padding, start, tags) are left out, as Marian neither reads nor writes them. Rows
-    # for tokens that are never written pad their number to a multiple of 8, as 8-bit products require.
+    # Marian neither reads nor writes the tokens after the pieces (padding, start, tags), so they are dropped. Rows
+    # of zeros, which are never written either, make their number a multiple of 8, as 8-bit products require.
     more = -size % 8
     arrays[EMBEDDINGS] = np.pad(weights["model.encoder.embed_tokens.weight"][:size].numpy(), ((0, more), (0, 0)))
     bias = weights.get("lm_head.bias", torch.zeros(config.vocab_size))[:size]

@@ -143,7 +143,7 @@ class StreamedBatches:
         return self.count(iter(self.loader))  # starts the workers now, not with the first batch
 
     def count(self, pools: Iterator[tuple[dict | UserError, dict]]) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches of the pools from `first` on; notes the number of the first batch in the place of each pool."""
+        """The batches from `first` on; the place of each pool gets the number of its first batch."""
         number, empty = self.pools.place["batch"], 0
         for place, packed in pools:
             if isinstance(place, UserError):
