@@ -87,8 +87,21 @@ WIDE_END = re.compile(r"[。！？，；：、][」』”’）》】]*$")  # no
 # Of a page or a mailbox. The bounds keep the time linear in the length of a text without spaces.
 LATIN = "A-Za-zÀ-ɏ0-9-"
 ADDRESS = re.compile(
-    rf"[A-Za-z][A-Za-z0-9+.-]{{,19}}://\S+|www\.\S+|(?:mailto:)?[{LATIN}.+%_]{{1,64}}@[{LATIN}]{{1,64}}(?:\.[{LATIN}]+)+"
+    rf"[A-Za-z][A-Za-z0-9+.-]{{,19}}://\S+|www\.\S+|(?:mailto:)?[{LATIN}.+%_]{{1,64}}@[{LATIN}]{{1,64}}(?:\.[{LATIN}]+)+",
+    re.IGNORECASE,
 )
+WORD = re.compile(r"[^\W\d_]+")
+SPACE = re.compile(r"(?<=\w)\s+(?=[.,!?;:](?:\s|$))")  # before a punctuation mark
+# What may stand around the words of a list item or a quotation: a bullet, emoji at the end, and quotes.
+BULLET = regex.compile(r"""(?:(?:[^\p{L}\p{N}\s"'“”„«»‘’(\[{<¿¡$€£%@&]{1,3}|\(?(?:\d{1,2}|[a-z])[.)])\s+)?""")
+EMOJI = regex.compile(r"(?:\s{0,2}[\p{So}\p{Sk}\u200d\ufe0f]{1,20})?$")
+MARKUP = [("**", "**"), ("__", "__"), ("''", "''")]
+QUOTES = [
+    (opening, closing + stop)
+    for opening, closing in [*MARKUP, '""', "''", "“”", "„“", "«»", "»«", "‘’", "()", "[]", "**"]
+    for stop in ("", ".", ",", ";", ":")
+]
+OPENINGS = tuple(opening for opening, _ in QUOTES)
 
 
 class InputError(ValueError):
@@ -117,12 +130,14 @@ class Segments:
         text_indices: The index of the text of each piece.
         pieces: Each piece, as it was tokenized.
         sources: The token ids of each piece.
+        in_capitals: Of each piece, whether the text had it in capitals, which its translation will have, too.
         gaps: Of each text, what is before, between and after its pieces, and stays as it is.
     """
 
     text_indices: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     sources: list[list[int]] = field(default_factory=list)
+    in_capitals: list[bool] = field(default_factory=list)
     gaps: list[list[str]] = field(default_factory=list)
 
     def of_texts(self, results: list) -> list[list]:
@@ -134,7 +149,12 @@ class Segments:
 
     def join(self, translations: list[str]) -> list[str]:
         """The translation of each text, from those of the pieces."""
-        return [join(parts, gaps) for parts, gaps in zip(self.of_texts(translations), self.gaps, strict=True)]
+        pieces = map(self.as_typed, range(len(translations)), translations)
+        return [join(parts, gaps) for parts, gaps in zip(self.of_texts([*pieces]), self.gaps, strict=True)]
+
+    def as_typed(self, index: int, translation: str) -> str:
+        """The translation of a piece, in capitals if the piece was."""
+        return translation.upper() if self.in_capitals[index] else translation
 
 
 class Segmenter:
@@ -143,8 +163,9 @@ class Segmenter:
     A piece has at most as many lines, sentences and tokens as a source had in training, which train.py notes in the
     tokenizer. A single sentence with more tokens stays whole, as far as the model has positions; a longer one is cut
     after clauses, else between words, else anywhere. Each piece repeats the tags at the beginning of its text, such as
-    `>>deu<<`. A piece without words, such as `3.14` or a URL, is not translated if train.py noted that no more than a
-    few sources were like that.
+    `>>deu<<`. If train.py noted that no more than a few sources were like that, a piece without words, such as `3.14`
+    or a URL, is not translated; of `- "Go on!"`, only the sentence is; one in capitals, title case or lower case gets
+    the case of a sentence; and spaces before punctuation marks go.
 
     Args:
         tokenizer: Of the model, with the notes of train.py.
@@ -180,7 +201,8 @@ class Segmenter:
         self.tokenizer = tokenizer
         self.too_long = too_long
         self.is_verbatim = bool(noted.get("verbatim"))  # spaces around a text mean something
-        self.keeps_wordless = noted.get("wordless_sources") is False
+        kinds = ["wordless_sources"] if self.is_verbatim else SOURCE_KINDS
+        self.unseen = {kind for kind in kinds if noted.get(kind) is False}
         tags = [*noted.get("source_tags", ()), *filter(re.compile(r">>\S+<<").fullmatch, tokenizer.get_vocab())]
         self.tags = re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, tags)) or '(?!)'})[^\S\n]*)+")
 
@@ -192,14 +214,14 @@ class Segmenter:
         pieces, segments = [], Segments()
         for index, text in enumerate(texts):
             found, (before, *between) = self.pieces_of(text)
-            pieces += [(index, piece, after) for piece, after in zip(found, between, strict=True)]
+            pieces += [(index, *self.corrected(piece), after) for piece, after in zip(found, between, strict=True)]
             segments.gaps.append([before])
-        *encoded, nothing = self.encode([*(piece for _, piece, _ in pieces), ""])
-        for (index, piece, after), source in zip(pieces, encoded, strict=True):
+        *encoded, nothing = self.encode([*(piece for _, piece, _, _ in pieces), ""])
+        for (index, piece, was_in_capitals, after), source in zip(pieces, encoded, strict=True):
             gaps, body = segments.gaps[index], piece.removeprefix(self.tags_of(piece))
             if source == nothing or all(map(is_invisible, piece)):
                 gaps[-1] += after
-            elif self.keeps_wordless and not has_words(body):
+            elif "wordless_sources" in self.unseen and not has_words(body):
                 gaps[-1] += body + after
             else:
                 parts = [(piece, source, after)]
@@ -211,6 +233,7 @@ class Segmenter:
                     segments.text_indices.append(index)
                     segments.pieces.append(part)
                     segments.sources.append(ids)
+                    segments.in_capitals.append(was_in_capitals)
                     gaps.append(gap)
         return segments
 
@@ -229,14 +252,31 @@ class Segmenter:
                 ends = [*sentence_ends(line.rstrip())[self.max_sentences - 1 : -1 : self.max_sentences], len(line)]
             for start, end in pairwise([0, *ends]):
                 piece = line[start:end].rstrip()
-                gaps.append(line[start + len(piece) : end])
-                pieces.append(tags + piece)
+                before, after = frame_of(piece) if "framed_sources" in self.unseen else ("", "")
+                gaps[-1] += before
+                gaps.append(after + line[start + len(piece) : end])
+                pieces.append(tags + piece[len(before) : len(piece) - len(after)])
         return ([text], ["", ""]) if self.is_verbatim and len(pieces) == 1 else (pieces, gaps)
 
     def tags_of(self, text: str) -> str:
         """The tags at the beginning of a text, with the spaces after them."""
         found = self.tags.match(text)
         return found[0].lstrip() if found else ""
+
+    def corrected(self, piece: str) -> tuple[str, bool]:
+        """A piece typed as training sources were, and whether it was in capitals.
+
+        One in capitals, title case or lower case begins with a capital afterwards unless that takes more tokens, as
+        where all training texts are in lower case.
+        """
+        tags = self.tags_of(piece)
+        body = piece.removeprefix(tags)
+        kinds = {kind for kind in self.unseen if SOURCE_KINDS[kind](body)}
+        if "spaced_sources" in kinds:
+            body = SPACE.sub("", body)
+        if kinds & {"capital_sources", "title_sources", "lower_sources"}:
+            body = min(body.capitalize(), body.lower(), key=lambda form: len(self.encode([tags + form])[0]))
+        return tags + body, "capital_sources" in kinds
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The token ids of each text."""
@@ -302,6 +342,47 @@ def is_invisible(letter: str) -> bool:
 def has_words(text: str) -> bool:
     """Whether a text has letters outside of addresses. Ideographs are letters."""
     return any(map(str.isalpha, ADDRESS.sub("", text)))
+
+
+def is_in_capitals(text: str) -> bool:
+    """Whether a text has no lower-case letters, and more letters outside of addresses than most abbreviations."""
+    return text.isupper() and sum(map(str.isalpha, ADDRESS.sub("", text))) > 4
+
+
+def is_in_title_case(text: str) -> bool:
+    """Whether at least four words and most begin with a capital, as in a headline; short words need not."""
+    words = [] if text.isupper() else WORD.findall(ADDRESS.sub("", text))
+    capitals = [word for word in words if word[0].isupper()]
+    is_usual = all(word[0].isupper() for word in words if len(word) > 3)
+    return is_usual and len(capitals) >= max(4, 0.75 * len(words))
+
+
+def frame_of(text: str) -> tuple[str, str]:
+    """What stands before and after the words of a list item or a quotation; both are empty if there are no words."""
+    start, end = BULLET.match(text).end(), EMOJI.search(text).start()
+    while text.startswith(OPENINGS, start) and (quotes := quotes_of(text[start:end])):
+        start, end = start + len(quotes[0]), end - len(quotes[1])
+    return (text[:start], text[end:]) if has_words(text[start:end]) else ("", "")
+
+
+def quotes_of(text: str) -> tuple[str, str] | None:
+    """The quotes that a text begins and ends with, unless it has one of them in between."""
+    for opening, closing in QUOTES:
+        inner = text.removeprefix(opening).removesuffix(closing)
+        if len(text) == len(opening + inner + closing) and opening not in inner and closing[0] not in inner:
+            return opening, closing
+    return None
+
+
+# Kinds of sources that are treated apart if training had few of them; train.py notes them under these names.
+SOURCE_KINDS: dict[str, Callable[[str], bool]] = {
+    "wordless_sources": lambda text: not has_words(text),
+    "capital_sources": is_in_capitals,
+    "title_sources": is_in_title_case,
+    "lower_sources": lambda text: text[:1].islower() and text.islower(),
+    "spaced_sources": lambda text: bool(SPACE.search(text)),
+    "framed_sources": lambda text: frame_of(text) != ("", ""),
+}
 
 
 def ends_of(pattern: str, text: str) -> list[int]:

@@ -297,7 +297,10 @@ class BaseTranslator:
         if isinstance(texts, str):
             return self.n_best([texts], n, streamer, progress, **generation)[0]
         segments = self.split(texts)
-        found = self.n_best_of_pieces(segments.sources, n, streamer, progress, **generation)
+        found = [
+            [one._replace(text=segments.as_typed(index, one.text)) for one in best]
+            for index, best in enumerate(self.n_best_of_pieces(segments.sources, n, streamer, progress, **generation))
+        ]
         samples = self.draws_samples(generation)
         return [combine(*parts, n, samples) for parts in zip(segments.of_texts(found), segments.gaps, strict=True)]
 

@@ -118,6 +118,23 @@ def test_sources_without_words_are_known_if_one_in_a_hundred_has_none(share, exp
     assert counts(pairs)["train"]["wordless_sources"] is expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "share"),
+    [
+        ("capital_sources", "HELLO!", 0.01),
+        ("lower_sources", "the dog sleeps.", 0.01),
+        ("title_sources", "The Old Man Reads a Book", 0.001),
+        ("spaced_sources", "One , two.", 0.01),
+        ("framed_sources", '- "One"', 0.01),
+    ],
+)
+@pytest.mark.parametrize("times", [0.9, 1.1])
+def test_kinds_of_sources_are_known_if_enough_are_like_that(kind, source, share, times):
+    count = int(share * times * 10_000)
+    pairs = [(source, "Eins")] * count + [("One of NATO", "Eins")] * (10_000 - count)
+    assert counts(pairs)["train"][kind] is (times > 1)
+
+
 def test_verbatim_characters_are_compared_as_they_are():
     train, validation = dataset([("a b", "\u00e9 \u00c5")] * 9), dataset([("a\u00a0b", "e\u0301 \u212b")])
     found = survey({"train": [train], "validation": [validation]}, verbatim=True)

@@ -45,6 +45,7 @@ from vanilla_transformer.data.tokenizer import (
     with_bpe_dropout,
 )
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.sentences_vanilla_transformer import SOURCE_KINDS
 
 TEXTS = {
     "empty": "",
@@ -511,7 +512,8 @@ def test_what_a_tokenizer_loses_of_the_tags_does_not_count(ascii_only, capsys):
 def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
     text_tokenizer, unit, before, keeps_more, expected
 ):
-    survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False, f"usual_{unit}": 2}
+    survey = {"usual_sentences": 1, "usual_lines": 1, **dict.fromkeys(SOURCE_KINDS, False)}
+    survey |= {f"usual_{unit}": 2}
     tokenizer = deepcopy(text_tokenizer)
     if before:
         tokenizer.init_kwargs[f"max_source_{unit}"] = before
@@ -522,19 +524,19 @@ def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
 
 
 @pytest.mark.parametrize("keeps_more", [False, True])
-def test_the_tokenizer_notes_tags_and_whether_sources_have_words(text_tokenizer, keeps_more, tmp_path):
-    """A tokenizer without a note may be of a model that read numbers."""
+def test_the_tokenizer_notes_tags_and_the_kinds_of_sources(text_tokenizer, keeps_more, tmp_path):
+    """A tokenizer without a note may be of a model that read numbers, or capitals."""
     tokenizer, options = deepcopy(text_tokenizer), DataOptions(train_file=["a", "b"], train_file_tags=["", "<b>"])
     tokenizer.init_kwargs |= {"source_tags": ["<a>"]}
     tokenizer.init_kwargs.pop("wordless_sources", None)
-    survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False}
+    survey = {"usual_sentences": 1, "usual_lines": 1, **dict.fromkeys(SOURCE_KINDS, False)}
     note_source_form(tokenizer, survey, options, keeps_more)
     tokenizer.save_pretrained(tmp_path)
     noted = tokenizer_for_training(str(tmp_path)).init_kwargs
     assert noted["source_tags"] == (["<a>", "<b>"] if keeps_more else ["<b>"])
-    assert noted["wordless_sources"] is keeps_more
+    assert {noted[kind] for kind in SOURCE_KINDS} == {keeps_more}
     note_source_form(tokenizer, survey, options, is_fine_tuning=True)
-    assert tokenizer.init_kwargs["wordless_sources"] is keeps_more
+    assert {tokenizer.init_kwargs[kind] for kind in SOURCE_KINDS} == {keeps_more}
 
 
 def test_a_verbatim_tokenizer_is_trained_and_found_again(tmp_path, capsys):

@@ -26,6 +26,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.sentences_vanilla_transformer import SOURCE_KINDS
 
 MODEL = os.environ.get("SAMPLE_MODEL")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL, reason="SAMPLE_MODEL names no trained sample model")]
@@ -192,7 +193,7 @@ def test_the_page_translates_the_same(site, address, browser, ours, expected, sp
     assert '"q8"' in text
     html.write_text(text.replace('"q8"', '"fp32"'), encoding="utf-8")
     noted = site / "model" / "tokenizer_config.json"
-    notes = {"source_tags": ["<de>"], "wordless_sources": False}
+    notes = {"source_tags": ["<de>"], **dict.fromkeys(SOURCE_KINDS, False)}
     noted.write_text(json.dumps(json.loads(noted.read_text()) | notes))
     tagged = AutoTokenizer.from_pretrained(noted.parent)
     browser.set_script_timeout(60)
@@ -202,9 +203,11 @@ def test_the_page_translates_the_same(site, address, browser, ours, expected, sp
     browser.execute_async_script(PRESS, TEXTS[0])
     found, speed = timed(lambda texts: [browser.execute_async_script(PRESS, text) for text in texts], ALONE)
     assert found == expected["greedy"][: len(ALONE)]
-    # Sentences, lines, a piece without words, and a tag that each piece repeats.
+    # Sentences, lines, a piece without words, a tag that each piece repeats, other cases, and a list.
     ours = Translator(ours.engine, tagged)
     for several in ("{} {}\n\n  {}", "<de> {} {}\n\n  {}", "{}\n3.14 www.example.org\n{} 12!"):
         several = several.format(*ALONE[:3])
-        assert browser.execute_async_script(PRESS, several) == ours([several], num_beams=1)[0]
+        others = (several.upper(), several.title(), several.lower(), several.replace(".", " ."), f'- "{several}"')
+        for typed in (several, *others):
+            assert browser.execute_async_script(PRESS, typed) == ours([typed], num_beams=1)[0]
     speeds["Chromium"] = {"one at a time": speed}

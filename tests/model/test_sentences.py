@@ -16,8 +16,10 @@ from vanilla_transformer.decoding_vanilla_transformer import beam_search
 from vanilla_transformer.sentences_vanilla_transformer import (
     GAP,
     NUMBERED,
+    SOURCE_KINDS,
     TITLES,
     TextTooLong,
+    frame_of,
     has_words,
     join,
     sentence_ends,
@@ -291,6 +293,104 @@ def test_time_to_look_for_words_is_linear(part):
 def test_tags_do_not_stay_with_a_piece_without_words(translator):
     translator.tokenizer.init_kwargs |= {"wordless_sources": False, "source_tags": ["<bt>"]}
     assert one_at_a_time(translator)(["<bt> 3.14"], **LIMIT) == ["3.14"]
+
+
+# -------------------------------------------------------------------------------- capitals, title case, lists, quotes
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pieces", "expected"),
+    [
+        ("capital", "<bt> A DOG SLEEPS. Yes! NO DOG", ["A dog sleeps.", "Yes!", "No dog"], "{3} {1} {5}"),
+        ("title", "<bt> A Dog Sleeps Here. Yes!", ["A dog sleeps here.", "Yes!"], "{0} {1}"),
+        ("lower", "<bt> a dog sleeps", ["A dog sleeps"], "{0}"),
+        ("spaced", "<bt> Dogs sleep .", ["Dogs sleep."], "{0}"),
+        (
+            "framed",
+            '<bt> - A dog sleeps.\n 2) "Yes!" (No dog) ',
+            ["A dog sleeps.", "Yes!", "No dog"],
+            '- {0}\n 2) "{1}" ({2}) ',
+        ),
+    ],
+)
+def test_unseen_kinds_of_pieces_are_translated_as_training_had_them(translator, kind, text, pieces, expected):
+    translator.tokenizer.init_kwargs |= {"source_tags": ["<bt>"], "max_source_sentences": 1}
+    plain = one_at_a_time(translator)
+    as_it_is = plain([text], **LIMIT)
+    translations = plain([f"<bt> {piece}" for piece in pieces], **LIMIT)
+    translator.tokenizer.init_kwargs[f"{kind}_sources"] = False
+    expected = expected.format(*translations, *map(str.upper, translations))
+    treating = one_at_a_time(translator)
+    assert treating([text], **LIMIT) == [expected] != as_it_is
+    assert treating.n_best(text, 1, **LIMIT)[0].text == expected
+    translator.tokenizer.init_kwargs[f"{kind}_sources"] = True
+    assert one_at_a_time(translator)([text], **LIMIT) == as_it_is
+
+
+def test_a_first_letter_is_lowered_too_if_that_takes_fewer_tokens(translator):
+    translator.tokenizer.init_kwargs["capital_sources"] = False
+    pieces = one_at_a_time(translator).split(["A DOG SLEEPS", "SLEEPS A DOG"])
+    assert pieces.pieces == ["A dog sleeps", "sleeps a dog"] and pieces.in_capitals == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_one"),
+    [
+        ("capital", "GO HOME!", True),
+        ("capital", "NATO", False),
+        ("capital", "3.14 WWW.EXAMPLE.ORG", False),
+        ("wordless", "3.14 WWW.EXAMPLE.ORG", True),
+        ("capital", "PRINT %s", False),
+        ("title", "The Old Man Reads a Book", True),
+        ("title", "Peter and Anna read", False),
+        ("title", "Tom met Mary and Bob", False),
+        ("title", "Does Anna see Peter?", False),
+        ("title", "EU UN USA", False),
+        ("title", "3.14 Www.Example.Org", False),
+        ("lower", "go on!", True),
+        ("lower", "iPhones", False),
+        ("lower", "12 girls sleep.", False),
+        ("lower", "3.14", False),
+        ("spaced", "Yes ?", True),
+        ("spaced", "Use .NET", False),
+        ("framed", "-5 degrees", False),
+        ("framed", '"Go," he said, "on"', False),
+        ("framed", "$ 5 million", False),
+        ("framed", "¿Qué?", False),
+        ("framed", "(a) Go on", True),
+        ("framed", "(one) and (two)", False),
+        ("framed", "'Tis Bob's", False),
+        ("framed", "- 3.14", False),
+        ("framed", "**", False),
+    ],
+)
+def test_kinds_of_sources(kind, text, is_one):
+    assert SOURCE_KINDS[f"{kind}_sources"](text) == is_one
+
+
+@pytest.mark.parametrize(
+    ("text", "frame"),
+    [
+        ("- Go", ("- ", "")),
+        ("12. Go on.", ("12. ", "")),
+        ("→ Go", ("→ ", "")),
+        ("## Go", ("## ", "")),
+        ("... and on", ("... ", "")),
+        ('"Go."', ('"', '"')),
+        ('"Go".', ('"', '".')),
+        ("“Go”,", ("“", "”,")),
+        ("**Go**", ("**", "**")),
+        ('• ("Go!")', ('• ("', '")')),
+        ("Go on 👍🏽", ("", " 👍🏽")),
+        ("🎉 Go!🎉", ("🎉 ", "🎉")),
+        ("Go (on)", ("", "")),
+        ("(go) (on)", ("", "")),
+        ("*", ("", "")),
+        ("", ("", "")),
+    ],
+)
+def test_frames(text, frame):
+    assert frame_of(text) == frame
 
 
 # ------------------------------------------------------------------------------------------- n best of several pieces

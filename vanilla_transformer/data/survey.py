@@ -19,7 +19,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
-from ..sentences_vanilla_transformer import LINE, has_words, sentence_ends
+from ..sentences_vanilla_transformer import LINE, SOURCE_KINDS, sentence_ends
 from .rows import random_rows
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize, to_form
 
@@ -111,10 +111,10 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     """What kind of texts `total` pairs have, judged by a sample of `pairs`.
 
     `several_sentences` and `several_lines` count the sources that have them. `usual_sentences` and `usual_lines` are
-    the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. `wordless_sources` tells whether
-    at least one in a hundred has no word. `words` and `characters` are the [`usual_mean`] of sources and of
-    targets, and `hidden_words` that of their [`hidden_words`]. `same_letters` is the share of pairs whose
-    sides have the same [`letters_of`].
+    the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. Each of [`SOURCE_KINDS`] tells
+    whether at least one in a hundred is of that kind or, in title case, one in a thousand. `words` and `characters`
+    are the [`usual_mean`] of sources and of targets, and `hidden_words` that of their [`hidden_words`].
+    `same_letters` is the share of pairs whose sides have the same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)
     parts = {
@@ -128,7 +128,10 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
         most = int((at_least >= SEEN * len(pairs)).sum())
         found[f"usual_{unit}"] = most if most < 10 else 1000
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
-    found["wordless_sources"] = sum(not has_words(source) for source, _ in pairs) >= max(SEEN * len(pairs), 1)
+    for kind, is_of_kind in SOURCE_KINDS.items():
+        # Where one in a thousand looks like a headline, as in German, others do only by chance.
+        share = SEEN / 10 if kind == "title_sources" else SEEN
+        found[kind] = sum(is_of_kind(source) for source, _ in pairs) >= max(share * len(pairs), 1)
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     found["words"] = [usual_mean([len(text.split()) for text in side]) for side in sides]
     found["hidden_words"] = [usual_mean(list(map(hidden_words, side))) for side in sides]

@@ -33,7 +33,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError, explaining, noting
 from ..files import write_text
 from ..loading import load_tokenizer
-from ..sentences_vanilla_transformer import LONGEST_TEXT
+from ..sentences_vanilla_transformer import LONGEST_TEXT, SOURCE_KINDS
 from . import encoding, unigram
 from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
@@ -42,7 +42,7 @@ from .unigram import BYTES, read_sentencepiece_model, train_pieces
 
 # Notes of train.py in a tokenizer, for the Translator.
 NOTES = ("verbatim", "letters", "split_digits", "max_source_sentences", "max_source_lines")
-NOTES += ("source_tags", "wordless_sources")
+NOTES += ("source_tags", *SOURCE_KINDS)
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
@@ -473,14 +473,16 @@ def report_lost_text(tokenizer, samples: dict[str, list[str]], origin: str):
 def note_source_form(tokenizer, survey: dict, options: DataOptions, is_fine_tuning: bool):
     """Notes in the tokenizer how training sources look, and prints it; evaluation and the Translator cut texts alike.
 
-    That is, how many sentences and lines they have, the tags at their beginning, and whether some have no words.
+    That is, how many sentences and lines they have, the tags at their beginning, and which of [`SOURCE_KINDS`] are
+    among them.
     `survey` has what was found in the training pairs. The options win. In fine-tuning, earlier notes hold too: the
     model may have read more.
     """
     noted, notes = {}, tokenizer.init_kwargs
     tags = [*(notes.get("source_tags", ()) if is_fine_tuning else ()), *filter(None, options.train_file_tags or ())]
     notes["source_tags"] = sorted(set(tags))
-    notes["wordless_sources"] = survey["wordless_sources"] or (is_fine_tuning and notes.get("wordless_sources", True))
+    for kind in SOURCE_KINDS:
+        notes[kind] = survey[kind] or (is_fine_tuning and notes.get(kind, True))
     for unit, asked in {"sentences": options.max_source_sentences, "lines": options.max_source_lines}.items():
         before = notes.get(f"max_source_{unit}", 0) if is_fine_tuning else 0
         if number := asked or max(survey[f"usual_{unit}"], before):
