@@ -91,17 +91,20 @@ ADDRESS = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"[^\W\d_]+")
-SPACE = re.compile(r"(?<=\w)\s+(?=[.,!?;:](?:\s|$))")  # before a punctuation mark
+FIRST = re.compile(r"^\W*[^\W\d_]")  # what comes before the first letter, unless it is a number; and the letter
+CODE = re.compile(
+    r"[%{}<>$&@=\\/|`~^İı]|\w_\w|\w\.\w"
+)  # of placeholders, addresses, formulas; Turkish has other rules
+SPACE = re.compile(r"(?<=\w)[^\S\n\r]+(?=[.,!?;:]+(?:\s|$))")  # before punctuation marks
 # What may stand around the words of a list item or a quotation: a bullet, emoji at the end, and quotes.
-BULLET = regex.compile(r"""(?:(?:[^\p{L}\p{N}\s"'“”„«»‘’(\[{<¿¡$€£%@&]{1,3}|\(?(?:\d{1,2}|[a-z])[.)])\s+)?""")
-EMOJI = regex.compile(r"(?:\s{0,2}[\p{So}\p{Sk}\u200d\ufe0f]{1,20})?$")
-MARKUP = [("**", "**"), ("__", "__"), ("''", "''")]
-QUOTES = [
-    (opening, closing + stop)
-    for opening, closing in [*MARKUP, '""', "''", "“”", "„“", "«»", "»«", "‘’", "()", "[]", "**"]
-    for stop in ("", ".", ",", ";", ":")
-]
-OPENINGS = tuple(opening for opening, _ in QUOTES)
+BULLET = regex.compile(r"""(?:(?:[^\p{L}\p{N}\s"'“”„«»‘’(\[{<¿¡$€£%@&]{1,8}|\(?(?:\d{1,2}|[a-z])\))\s+)?""")
+EMOJI = regex.compile(r"(?:\s{0,2}[\p{Extended_Pictographic}\p{Emoji_Modifier}\u200d\ufe0f]{1,20})?$")
+PAIRS = [("**", "**"), ("''", "''"), *map(tuple, ('""', "''", "“”", "„“", "«»", "»«", "‘’", "()", "**"))]
+QUOTES = [(opening, closing + stop, {opening, closing}) for opening, closing in PAIRS for stop in ("", *".,;:?!")]
+# Those around several sentences are at the ends of different pieces.
+for opening, closing in ('""', "“”", "„“", "«»"):
+    QUOTES += [(opening, "", {opening, closing}), ("", closing, {opening, closing})]
+CJK_LETTER = regex.compile(CJK)
 
 
 class InputError(ValueError):
@@ -266,16 +269,19 @@ class Segmenter:
     def corrected(self, piece: str) -> tuple[str, bool]:
         """A piece typed as training sources were, and whether it was in capitals.
 
-        One in capitals, title case or lower case begins with a capital afterwards unless that takes more tokens, as
-        where all training texts are in lower case.
+        Sentences in capitals, title case or lower case begin with a capital afterwards, unless the piece has fewer
+        tokens without, as it has where all training texts are in lower case.
         """
         tags = self.tags_of(piece)
         body = piece.removeprefix(tags)
-        kinds = {kind for kind in self.unseen if SOURCE_KINDS[kind](body)}
-        if "spaced_sources" in kinds:
+        if "spaced_sources" in self.unseen:
             body = SPACE.sub("", body)
-        if kinds & {"capital_sources", "title_sources", "lower_sources"}:
-            body = min(body.capitalize(), body.lower(), key=lambda form: len(self.encode([tags + form])[0]))
+        kinds = self.unseen & {"capital_sources", "title_sources", "lower_sources"}
+        kinds = {kind for kind in kinds if SOURCE_KINDS[kind](body)}
+        if kinds:
+            sentences = [body[start:end] for start, end in pairwise([0, *sentence_ends(body)])]
+            forms = ["".join(map(capitalize, sentences)), body.lower()]
+            body = min(forms, key=lambda form: len(self.encode([tags + form])[0]))
         return tags + body, "capital_sources" in kinds
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -344,32 +350,51 @@ def has_words(text: str) -> bool:
     return any(map(str.isalpha, ADDRESS.sub("", text)))
 
 
+def capitalize(sentence: str) -> str:
+    """A sentence in lower case, but for its first letter."""
+    return FIRST.sub(lambda found: found[0].upper(), sentence.lower())
+
+
 def is_in_capitals(text: str) -> bool:
-    """Whether a text has no lower-case letters, and more letters outside of addresses than most abbreviations."""
-    return text.isupper() and sum(map(str.isalpha, ADDRESS.sub("", text))) > 4
+    """Whether all letters are capitals, and more than most abbreviations have."""
+    letters = list(filter(str.isalpha, text))
+    return len(letters) > 4 and all(map(str.isupper, letters)) and not CODE.search(text)
 
 
 def is_in_title_case(text: str) -> bool:
-    """Whether at least four words and most begin with a capital, as in a headline; short words need not."""
-    words = [] if text.isupper() else WORD.findall(ADDRESS.sub("", text))
+    """Whether at least five words and most begin with a capital, as in a headline; short words need not."""
+    words = WORD.findall(text)
     capitals = [word for word in words if word[0].isupper()]
     is_usual = all(word[0].isupper() for word in words if len(word) > 3)
-    return is_usual and len(capitals) >= max(4, 0.75 * len(words))
+    return is_usual and len(capitals) >= max(5, 0.75 * len(words)) and not (text.isupper() or CODE.search(text))
+
+
+def is_in_lower_case(text: str) -> bool:
+    """Whether it begins with a letter and has no capitals."""
+    return text.islower() and bool(FIRST.search(text)) and not CODE.search(text)
 
 
 def frame_of(text: str) -> tuple[str, str]:
-    """What stands before and after the words of a list item or a quotation; both are empty if there are no words."""
+    """What stands before and after the words of a list item or a quotation, both in a single line.
+
+    Both are empty if there are no words, or Chinese or Japanese ones, whose translations need spaces in between.
+    """
+    if LINE.sub("", text, count=1) or CJK_LETTER.search(text):
+        return "", ""
     start, end = BULLET.match(text).end(), EMOJI.search(text).start()
-    while text.startswith(OPENINGS, start) and (quotes := quotes_of(text[start:end])):
-        start, end = start + len(quotes[0]), end - len(quotes[1])
+    while quotes := quotes_of(text[start:end]):
+        inner = text[start:end].removeprefix(quotes[0])
+        start += len(quotes[0]) + len(inner) - len(inner.lstrip())
+        inner = text[start:end].removesuffix(quotes[1])
+        end = start + len(inner.rstrip())
     return (text[:start], text[end:]) if has_words(text[start:end]) else ("", "")
 
 
 def quotes_of(text: str) -> tuple[str, str] | None:
-    """The quotes that a text begins and ends with, unless it has one of them in between."""
-    for opening, closing in QUOTES:
+    """The quotes that a text begins and ends with, or one of them, if the text in between has neither."""
+    for opening, closing, marks in QUOTES:
         inner = text.removeprefix(opening).removesuffix(closing)
-        if len(text) == len(opening + inner + closing) and opening not in inner and closing[0] not in inner:
+        if len(text) == len(opening + inner + closing) and not any(mark in inner for mark in marks):
             return opening, closing
     return None
 
@@ -379,7 +404,7 @@ SOURCE_KINDS: dict[str, Callable[[str], bool]] = {
     "wordless_sources": lambda text: not has_words(text),
     "capital_sources": is_in_capitals,
     "title_sources": is_in_title_case,
-    "lower_sources": lambda text: text[:1].islower() and text.islower(),
+    "lower_sources": is_in_lower_case,
     "spaced_sources": lambda text: bool(SPACE.search(text)),
     "framed_sources": lambda text: frame_of(text) != ("", ""),
 }

@@ -297,11 +297,12 @@ class BaseTranslator:
         if isinstance(texts, str):
             return self.n_best([texts], n, streamer, progress, **generation)[0]
         segments = self.split(texts)
-        found = [
-            [one._replace(text=segments.as_typed(index, one.text)) for one in best]
-            for index, best in enumerate(self.n_best_of_pieces(segments.sources, n, streamer, progress, **generation))
-        ]
+        found = self.n_best_of_pieces(segments.sources, n, streamer, progress, **generation)
         samples = self.draws_samples(generation)
+        for index, best in enumerate(found):
+            best = [one._replace(text=segments.as_typed(index, one.text)) for one in best]
+            # In capitals, two texts may be the same.
+            found[index] = best if samples else list({one.text: one for one in reversed(best)}.values())[::-1]
         return [combine(*parts, n, samples) for parts in zip(segments.of_texts(found), segments.gaps, strict=True)]
 
     def n_best_of_pieces(

@@ -205,9 +205,9 @@ def test_the_page_translates_the_same(site, address, browser, ours, expected, sp
     assert found == expected["greedy"][: len(ALONE)]
     # Sentences, lines, a piece without words, a tag that each piece repeats, other cases, and a list.
     ours = Translator(ours.engine, tagged)
+    changes = [str, str.upper, str.title, str.lower, lambda text: text.replace(".", " ."), '- "{}"'.format]
     for several in ("{} {}\n\n  {}", "<de> {} {}\n\n  {}", "{}\n3.14 www.example.org\n{} 12!"):
-        several = several.format(*ALONE[:3])
-        others = (several.upper(), several.title(), several.lower(), several.replace(".", " ."), f'- "{several}"')
-        for typed in (several, *others):
+        for change in changes:
+            typed = several.format(*map(change, ALONE[:3]))
             assert browser.execute_async_script(PRESS, typed) == ours([typed], num_beams=1)[0]
     speeds["Chromium"] = {"one at a time": speed}

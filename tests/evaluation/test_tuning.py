@@ -69,7 +69,7 @@ def test_chrf_chooses_where_bleu_says_nothing():
 
     class Beams:
         def split(self, texts):
-            return Segments([0], texts, [[1]], [["", ""]])
+            return Segments([0], texts, [[1]], [False], [["", ""]])
 
         def n_best_of_pieces(self, sources, n, **options):
             return [[Hypothesis(by_beams.get(n, "Hand"), -1.0, 3)]]

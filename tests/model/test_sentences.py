@@ -302,7 +302,7 @@ def test_tags_do_not_stay_with_a_piece_without_words(translator):
     ("kind", "text", "pieces", "expected"),
     [
         ("capital", "<bt> A DOG SLEEPS. Yes! NO DOG", ["A dog sleeps.", "Yes!", "No dog"], "{3} {1} {5}"),
-        ("title", "<bt> A Dog Sleeps Here. Yes!", ["A dog sleeps here.", "Yes!"], "{0} {1}"),
+        ("title", "<bt> A Dog Sleeps Here Today. Yes!", ["A dog sleeps here today.", "Yes!"], "{0} {1}"),
         ("lower", "<bt> a dog sleeps", ["A dog sleeps"], "{0}"),
         ("spaced", "<bt> Dogs sleep .", ["Dogs sleep."], "{0}"),
         (
@@ -333,6 +333,12 @@ def test_a_first_letter_is_lowered_too_if_that_takes_fewer_tokens(translator):
     assert pieces.pieces == ["A dog sleeps", "sleeps a dog"] and pieces.in_capitals == [True, True]
 
 
+def test_each_sentence_of_a_piece_begins_with_a_capital(translator):
+    translator.tokenizer.init_kwargs |= {"lower_sources": False, "max_source_sentences": 9}
+    segmenter = one_at_a_time(translator).segmenter
+    assert segmenter.corrected("one dog sleeps. a dog is here") == ("One dog sleeps. A dog is here", False)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "is_one"),
     [
@@ -341,14 +347,22 @@ def test_a_first_letter_is_lowered_too_if_that_takes_fewer_tokens(translator):
         ("capital", "3.14 WWW.EXAMPLE.ORG", False),
         ("wordless", "3.14 WWW.EXAMPLE.ORG", True),
         ("capital", "PRINT %s", False),
+        ("capital", "我在 BMW 工作。", False),
+        ("capital", "IŞIK VE İYİ", False),
         ("title", "The Old Man Reads a Book", True),
         ("title", "Peter and Anna read", False),
         ("title", "Tom met Mary and Bob", False),
         ("title", "Does Anna see Peter?", False),
-        ("title", "EU UN USA", False),
-        ("title", "3.14 Www.Example.Org", False),
+        ("title", "EU UN USA IBM BMW", False),
+        ("title", "Is Tom in New York?", False),
+        ("title", "The File {FileName} Was Saved", False),
+        ("title", "3.14 Www.Example.Org And Some More", False),
         ("lower", "go on!", True),
+        ("lower", "¿cómo estás?", True),
         ("lower", "iPhones", False),
+        ("lower", "www.example.com is down", False),
+        ("lower", "x = foo(a, b)", False),
+        ("lower", "<b>the dog</b>", False),
         ("lower", "12 girls sleep.", False),
         ("lower", "3.14", False),
         ("spaced", "Yes ?", True),
@@ -358,6 +372,13 @@ def test_a_first_letter_is_lowered_too_if_that_takes_fewer_tokens(translator):
         ("framed", "$ 5 million", False),
         ("framed", "¿Qué?", False),
         ("framed", "(a) Go on", True),
+        ("framed", "5. Oktober", False),
+        ("framed", "z. B. hier", False),
+        ("framed", "__init__", False),
+        ("framed", "[name]", False),
+        ("framed", "- One\n- Two", False),
+        ("framed", "“再见。”", False),
+        ("framed", "It is 20°", False),
         ("framed", "(one) and (two)", False),
         ("framed", "'Tis Bob's", False),
         ("framed", "- 3.14", False),
@@ -372,13 +393,18 @@ def test_kinds_of_sources(kind, text, is_one):
     ("text", "frame"),
     [
         ("- Go", ("- ", "")),
-        ("12. Go on.", ("12. ", "")),
+        ("12) Go on.", ("12) ", "")),
+        ("👨‍👩‍👧 Go", ("👨‍👩‍👧 ", "")),
         ("→ Go", ("→ ", "")),
         ("## Go", ("## ", "")),
         ("... and on", ("... ", "")),
         ('"Go."', ('"', '"')),
         ('"Go".', ('"', '".')),
-        ("“Go”,", ("“", "”,")),
+        ("“Go”!", ("“", "”!")),
+        ("« Go on ! »", ("« ", " »")),
+        ('"Go on.', ('"', "")),
+        ('Go on."', ("", '"')),
+        ('"Go," he said.', ("", "")),
         ("**Go**", ("**", "**")),
         ('• ("Go!")', ('• ("', '")')),
         ("Go on 👍🏽", ("", " 👍🏽")),

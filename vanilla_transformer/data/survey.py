@@ -33,6 +33,7 @@ FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
 FEW = 30  # pairs: too few to tell whether some are swapped
 WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # between words
+TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>)\s+)+")  # such as >>deu<< or <bt>, before a source
 SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
 
 
@@ -128,10 +129,11 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
         most = int((at_least >= SEEN * len(pairs)).sum())
         found[f"usual_{unit}"] = most if most < 10 else 1000
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
+    untagged = [TAGS.sub("", source) for source, _ in pairs]
     for kind, is_of_kind in SOURCE_KINDS.items():
         # Where one in a thousand looks like a headline, as in German, others do only by chance.
         share = SEEN / 10 if kind == "title_sources" else SEEN
-        found[kind] = sum(is_of_kind(source) for source, _ in pairs) >= max(share * len(pairs), 1)
+        found[kind] = sum(map(is_of_kind, untagged)) >= max(share * len(pairs), 1)
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     found["words"] = [usual_mean([len(text.split()) for text in side]) for side in sides]
     found["hidden_words"] = [usual_mean(list(map(hidden_words, side))) for side in sides]
