@@ -91,10 +91,9 @@ ADDRESS = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"[^\W\d_]+")
-FIRST = re.compile(r"^\W*[^\W\d_]")  # what comes before the first letter, unless it is a number; and the letter
-CODE = re.compile(
-    r"[%{}<>$&@=\\/|`~^İı]|\w_\w|\w\.\w"
-)  # of placeholders, addresses, formulas; Turkish has other rules
+FIRST = re.compile(r"^\W*[^\W\d_]")  # the first letter, unless a number comes before it
+# Of placeholders, addresses and formulas, whose case stays; and of Turkish, where other letters belong together.
+CODE = re.compile(r"[%{}<>$&@=\\/|`~^İı]|\w_\w|\w\.\w")
 SPACE = re.compile(r"(?<=\w)[^\S\n\r]+(?=[.,!?;:]+(?:\s|$))")  # before punctuation marks
 # What may stand around the words of a list item or a quotation: a bullet, emoji at the end, and quotes.
 BULLET = regex.compile(r"""(?:(?:[^\p{L}\p{N}\s"'“”„«»‘’(\[{<¿¡$€£%@&]{1,8}|\(?(?:\d{1,2}|[a-z])\))\s+)?""")
@@ -102,8 +101,8 @@ EMOJI = regex.compile(r"(?:\s{0,2}[\p{Extended_Pictographic}\p{Emoji_Modifier}\u
 PAIRS = [("**", "**"), ("''", "''"), *map(tuple, ('""', "''", "“”", "„“", "«»", "»«", "‘’", "()", "**"))]
 QUOTES = [(opening, closing + stop, {opening, closing}) for opening, closing in PAIRS for stop in ("", *".,;:?!")]
 # Those around several sentences are at the ends of different pieces.
-for opening, closing in ('""', "“”", "„“", "«»"):
-    QUOTES += [(opening, "", {opening, closing}), ("", closing, {opening, closing})]
+QUOTES += [ends + ({*pair},) for pair in ('""', "“”", "„“", "«»") for ends in ((pair[0], ""), ("", pair[1]))]
+QUOTE_MARKS = {mark for pair in PAIRS for quote in pair for mark in quote}
 CJK_LETTER = regex.compile(CJK)
 
 
@@ -392,6 +391,8 @@ def frame_of(text: str) -> tuple[str, str]:
 
 def quotes_of(text: str) -> tuple[str, str] | None:
     """The quotes that a text begins and ends with, or one of them, if the text in between has neither."""
+    if QUOTE_MARKS.isdisjoint(text[:1] + text[-2:]):  # most texts
+        return None
     for opening, closing, marks in QUOTES:
         inner = text.removeprefix(opening).removesuffix(closing)
         if len(text) == len(opening + inner + closing) and not any(mark in inner for mark in marks):
