@@ -165,9 +165,9 @@ class Segmenter:
     A piece has at most as many lines, sentences and tokens as a source had in training, which train.py notes in the
     tokenizer. A single sentence with more tokens stays whole, as far as the model has positions; a longer one is cut
     after clauses, else between words, else anywhere. Each piece repeats the tags at the beginning of its text, such as
-    `>>deu<<`. If train.py noted that no more than a few sources were like that, a piece without words, such as `3.14`
-    or a URL, is not translated; of `- "Go on!"`, only the sentence is; one in capitals, title case or lower case gets
-    the case of a sentence; and spaces before punctuation marks go.
+    `>>deu<<`. Where train.py noted that training had hardly any such sources, a piece without words, such as `3.14` or
+    a URL, is not translated; bullets and quotes around a sentence stay as they are; and a piece in capitals, in title
+    case, in lower case or with spaces before punctuation marks is corrected first.
 
     Args:
         tokenizer: Of the model, with the notes of train.py.

@@ -474,9 +474,8 @@ def note_source_form(tokenizer, survey: dict, options: DataOptions, is_fine_tuni
     """Notes in the tokenizer how training sources look, and prints it; evaluation and the Translator cut texts alike.
 
     That is, how many sentences and lines they have, the tags at their beginning, and which of [`SOURCE_KINDS`] are
-    among them.
-    `survey` has what was found in the training pairs. The options win. In fine-tuning, earlier notes hold too: the
-    model may have read more.
+    among them. `survey` has what was found in the training pairs. The options win. In fine-tuning, earlier notes hold
+    too: the model may have read more.
     """
     noted, notes = {}, tokenizer.init_kwargs
     tags = [*(notes.get("source_tags", ()) if is_fine_tuning else ()), *filter(None, options.train_file_tags or ())]
