@@ -92,12 +92,12 @@ ADDRESS = re.compile(
 )
 WORD = re.compile(r"[^\W\d_]+")
 FIRST = re.compile(r"^\W*[^\W\d_]")  # the first letter, unless a number comes before it
-# Of placeholders, addresses and formulas, whose case stays; and of Turkish, where other letters belong together.
-CODE = re.compile(r"[%{}<>$&@=\\/|`~^İı]|\w_\w|\w\.\w")
+# Of placeholders, addresses and formulas, whose case stays; and letters that only Turkish has, with other capitals.
+CODE = re.compile(r"[{}<>@=\\|`~^İı]|://|&\w|\$[^\W\d]|(?<!\d)%[\w(]|\w_\w|[^\W\d]{2,}\.[^\W\d]{2,}")
 SPACE = re.compile(r"(?<=\w)[^\S\n\r]+(?=[.,!?;:]+(?:\s|$))")  # before punctuation marks
 # What may stand around the words of a list item or a quotation: a bullet, emoji at the end, and quotes.
-BULLET = regex.compile(r"""(?:(?:[^\p{L}\p{N}\s"'“”„«»‘’(\[{<¿¡$€£%@&]{1,8}|\(?(?:\d{1,2}|[a-z])\))\s+)?""")
-EMOJI = regex.compile(r"(?:\s{0,2}[\p{Extended_Pictographic}\p{Emoji_Modifier}\u200d\ufe0f]{1,20})?$")
+BULLET = regex.compile(r"""(?:(?:[^\p{L}\p{N}\p{Sc}\s"'“”„«»‘’(\[{<¿¡%@&§©≈±=№~]{1,8}|\(?(?:\d{1,2}|[a-z])\))\s+)?""")
+EMOJI = regex.compile(r"(?:\s{0,2}[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{RI}\u200d\ufe0f]){0,20}$")
 PAIRS = [("**", "**"), ("''", "''"), *map(tuple, ('""', "''", "“”", "„“", "«»", "»«", "‘’", "()", "**"))]
 QUOTES = [(opening, closing + stop, {opening, closing}) for opening, closing in PAIRS for stop in ("", *".,;:?!")]
 # Those around several sentences are at the ends of different pieces.
@@ -269,7 +269,7 @@ class Segmenter:
         """A piece typed as training sources were, and whether it was in capitals.
 
         Sentences in capitals, title case or lower case begin with a capital afterwards, unless the piece has fewer
-        tokens without, as it has where all training texts are in lower case.
+        tokens all in lower case, as with a model that has read nothing else.
         """
         tags = self.tags_of(piece)
         body = piece.removeprefix(tags)
@@ -278,7 +278,7 @@ class Segmenter:
         kinds = self.unseen & {"capital_sources", "title_sources", "lower_sources"}
         kinds = {kind for kind in kinds if SOURCE_KINDS[kind](body)}
         if kinds:
-            sentences = [body[start:end] for start, end in pairwise([0, *sentence_ends(body)])]
+            sentences = [body[start:end] for start, end in pairwise([0, *CUTS[SENTENCES](body)])]
             forms = ["".join(map(capitalize, sentences)), body.lower()]
             body = min(forms, key=lambda form: len(self.encode([tags + form])[0]))
         return tags + body, "capital_sources" in kinds
@@ -355,13 +355,14 @@ def capitalize(sentence: str) -> str:
 
 
 def is_in_capitals(text: str) -> bool:
-    """Whether all letters are capitals, and more than most abbreviations have."""
+    """Whether all letters are capitals, more than most abbreviations have; not with [`CODE`]."""
     letters = list(filter(str.isalpha, text))
     return len(letters) > 4 and all(map(str.isupper, letters)) and not CODE.search(text)
 
 
 def is_in_title_case(text: str) -> bool:
-    """Whether at least five words and most begin with a capital, as in a headline; short words need not."""
+    """Whether at least five words and most begin with a capital, as in a headline; short words need not. Not with
+    [`CODE`]."""
     words = WORD.findall(text)
     capitals = [word for word in words if word[0].isupper()]
     is_usual = all(word[0].isupper() for word in words if len(word) > 3)
@@ -369,14 +370,15 @@ def is_in_title_case(text: str) -> bool:
 
 
 def is_in_lower_case(text: str) -> bool:
-    """Whether it begins with a letter and has no capitals."""
+    """Whether it has no capitals, and no number before its first letter; not with [`CODE`]."""
     return text.islower() and bool(FIRST.search(text)) and not CODE.search(text)
 
 
 def frame_of(text: str) -> tuple[str, str]:
     """What stands before and after the words of a list item or a quotation, both in a single line.
 
-    Both are empty if there are no words, or Chinese or Japanese ones, whose translations need spaces in between.
+    Both are empty if there are no words. They are empty for Chinese and Japanese, too, since [`join`] adds a space
+    between sentences only where nothing else is.
     """
     if LINE.sub("", text, count=1) or CJK_LETTER.search(text):
         return "", ""
@@ -390,7 +392,7 @@ def frame_of(text: str) -> tuple[str, str]:
 
 
 def quotes_of(text: str) -> tuple[str, str] | None:
-    """The quotes that a text begins and ends with, or one of them, if the text in between has neither."""
+    """The quotes around a text, or a single one at one end; None if there are such quotes inside, too."""
     if QUOTE_MARKS.isdisjoint(text[:1] + text[-2:]):  # most texts
         return None
     for opening, closing, marks in QUOTES:

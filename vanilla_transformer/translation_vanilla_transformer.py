@@ -300,9 +300,9 @@ class BaseTranslator:
         found = self.n_best_of_pieces(segments.sources, n, streamer, progress, **generation)
         samples = self.draws_samples(generation)
         for index, best in enumerate(found):
-            best = [one._replace(text=segments.as_typed(index, one.text)) for one in best]
-            # In capitals, two texts may be the same.
-            found[index] = best if samples else list({one.text: one for one in reversed(best)}.values())[::-1]
+            found[index] = best = [one._replace(text=segments.as_typed(index, one.text)) for one in best]
+            if not samples:  # of two that are the same in capitals, the better one; `combine` sorts them
+                found[index] = list({one.text: one for one in reversed(best)}.values())
         return [combine(*parts, n, samples) for parts in zip(segments.of_texts(found), segments.gaps, strict=True)]
 
     def n_best_of_pieces(

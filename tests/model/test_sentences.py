@@ -337,6 +337,7 @@ def test_each_sentence_of_a_piece_begins_with_a_capital(translator):
     translator.tokenizer.init_kwargs |= {"lower_sources": False, "max_source_sentences": 9}
     segmenter = one_at_a_time(translator).segmenter
     assert segmenter.corrected("one dog sleeps. a dog is here") == ("One dog sleeps. A dog is here", False)
+    assert segmenter.corrected("- one dog\n- a dog") == ("- One dog\n- A dog", False)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +350,7 @@ def test_each_sentence_of_a_piece_begins_with_a_capital(translator):
         ("capital", "PRINT %s", False),
         ("capital", "我在 BMW 工作。", False),
         ("capital", "IŞIK VE İYİ", False),
+        ("capital", "SAVE 50% AT 5 P.M. & PAY $3.50 AND/OR LESS", True),
         ("title", "The Old Man Reads a Book", True),
         ("title", "Peter and Anna read", False),
         ("title", "Tom met Mary and Bob", False),
@@ -379,6 +381,8 @@ def test_each_sentence_of_a_piece_begins_with_a_capital(translator):
         ("framed", "- One\n- Two", False),
         ("framed", "“再见。”", False),
         ("framed", "It is 20°", False),
+        ("framed", "§ 5 applies", False),
+        ("framed", "¥ 5 million", False),
         ("framed", "(one) and (two)", False),
         ("framed", "'Tis Bob's", False),
         ("framed", "- 3.14", False),
@@ -409,6 +413,7 @@ def test_kinds_of_sources(kind, text, is_one):
         ('• ("Go!")', ('• ("', '")')),
         ("Go on 👍🏽", ("", " 👍🏽")),
         ("🎉 Go!🎉", ("🎉 ", "🎉")),
+        ("Go 👍 🇩🇪", ("", " 👍 🇩🇪")),
         ("Go (on)", ("", "")),
         ("(go) (on)", ("", "")),
         ("*", ("", "")),

@@ -131,7 +131,7 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
     untagged = [TAGS.sub("", source) for source, _ in pairs]
     for kind, is_of_kind in SOURCE_KINDS.items():
-        # Where one in a thousand looks like a headline, as in German, others do only by chance.
+        # In German, ordinary sentences may look like headlines; then one in a thousand does.
         share = SEEN / 10 if kind == "title_sources" else SEEN
         found[kind] = sum(map(is_of_kind, untagged)) >= max(share * len(pairs), 1)
     sides = list(zip(*pairs, strict=True)) or [(), ()]
