@@ -135,6 +135,11 @@ def test_kinds_of_sources_are_known_if_enough_are_like_that(kind, source, share,
     assert counts(pairs)["train"][kind] is (times > 1)
 
 
+@pytest.mark.parametrize("tag", ["", ">>deu<< ", "<bt> "])
+def test_tags_do_not_hide_the_kind_of_a_source(tag):
+    assert counts([(f"{tag}GO HOME!", "x")] * 9)["train"]["capital_sources"]
+
+
 def test_verbatim_characters_are_compared_as_they_are():
     train, validation = dataset([("a b", "\u00e9 \u00c5")] * 9), dataset([("a\u00a0b", "e\u0301 \u212b")])
     found = survey({"train": [train], "validation": [validation]}, verbatim=True)
