@@ -384,10 +384,9 @@ def frame_of(text: str) -> tuple[str, str]:
         return "", ""
     start, end = BULLET.match(text).end(), EMOJI.search(text).start()
     while quotes := quotes_of(text[start:end]):
-        inner = text[start:end].removeprefix(quotes[0])
-        start += len(quotes[0]) + len(inner) - len(inner.lstrip())
-        inner = text[start:end].removesuffix(quotes[1])
-        end = start + len(inner.rstrip())
+        start, end = start + len(quotes[0]), end - len(quotes[1])
+        inner = text[start:end]
+        start, end = end - len(inner.lstrip()), start + len(inner.rstrip())
     return (text[:start], text[end:]) if has_words(text[start:end]) else ("", "")
 
 

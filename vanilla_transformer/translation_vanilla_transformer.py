@@ -144,7 +144,7 @@ class TorchEngine(Engine):
 
     def enter_process(self):
         """As in [`Engine`]. OpenMP's threads are not forked, and torch would wait for them for ever."""
-        if os.getpid() not in (self.process, IMPORTED_BY):  # a spawned process imports this file anew
+        if os.getpid() not in (self.process, IMPORTED_BY):  # a spawned process imports this file again
             torch.set_num_threads(1)
         self.process = os.getpid()
 

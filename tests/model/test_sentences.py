@@ -24,6 +24,7 @@ from vanilla_transformer.sentences_vanilla_transformer import (
     join,
     sentence_ends,
 )
+from vanilla_transformer.translation_vanilla_transformer import Hypothesis
 
 # A bar stands between two sentences.
 SPLIT = """
@@ -331,6 +332,14 @@ def test_a_first_letter_is_lowered_too_if_that_takes_fewer_tokens(translator):
     translator.tokenizer.init_kwargs["capital_sources"] = False
     pieces = one_at_a_time(translator).split(["A DOG SLEEPS", "SLEEPS A DOG"])
     assert pieces.pieces == ["A dog sleeps", "sleeps a dog"] and pieces.in_capitals == [True, True]
+
+
+def test_texts_that_are_the_same_in_capitals_are_returned_once(translator, monkeypatch):
+    translator.tokenizer.init_kwargs["capital_sources"] = False
+    treating = one_at_a_time(translator)
+    found = [Hypothesis(text, score, 1) for text, score in [("Ja", -1.0), ("Nein", -2.0), ("ja", -3.0)]]
+    monkeypatch.setattr(treating, "n_best_of_pieces", lambda *args, **options: [found])
+    assert treating.n_best("A DOG SLEEPS", 3) == [Hypothesis("JA", -1.0, 1), Hypothesis("NEIN", -2.0, 1)]
 
 
 def test_each_sentence_of_a_piece_begins_with_a_capital(translator):

@@ -161,7 +161,7 @@ class Xml(TranslationFile):
             return DECLARATION.match(bytes(self.store).decode())[2]
         from lxml import etree
 
-        return etree.tostring(self.store.document, encoding="unicode")  # translate-toolkit would indent it anew
+        return etree.tostring(self.store.document, encoding="unicode")  # translate-toolkit's own way adds indentation
 
     def has_elements(self, unit) -> bool:
         return len(unit.source_dom) > 0
