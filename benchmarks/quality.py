@@ -2,22 +2,29 @@
 
 Also draws the validation BLEU of each run to EVALUATION/training.png.
 
-python benchmarks/quality.py EVALUATION
+python benchmarks/quality.py EVALUATION [--references FILE]
 
 EVALUATION is a directory that `vanilla-transformer evaluate --output` wrote for models of train.py whose directories
 end in their seeds: published-1, published-2, student-1. What the tables need of their all_results.json and newest
 checkpoints is kept in EVALUATION/runs.json, so that they can be printed again without the models. The translations of
 a model that is no longer there may be given to evaluate as a file of its name: --hypotheses published-1.txt.
+
+With the references, a line for each sentence, a third table compares the systems that have seeds in common.
 """
 
 import argparse
 import json
 import re
 import statistics
+from itertools import combinations
 from pathlib import Path
 
+import numpy
 from matplotlib.figure import Figure
+from sacrebleu.metrics import BLEU
 from tabulate import tabulate
+
+from vanilla_transformer.commands.evaluate import file_name
 
 OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runtime", "eval_bleu")
 
@@ -25,7 +32,9 @@ OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runti
 def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evaluation", type=Path, help="the directory that evaluate --output wrote")
-    folder = parser.parse_args(argv).evaluation
+    parser.add_argument("--references", type=Path, metavar="FILE", help="compare the systems over their seeds, too")
+    args = parser.parse_args(argv)
+    folder = args.evaluation
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     results["systems"] = {name.removesuffix(".txt"): system for name, system in results["systems"].items()}
     kept = folder / "runs.json"
@@ -34,7 +43,12 @@ def main(argv: list[str] | None = None):
     runs |= {name: read_run(Path(name)) for name in new}
     kept.write_text(json.dumps(runs, indent=2), encoding="utf-8")
     draw_training(runs, folder / "training.png")
-    for rows in (by_system(results, runs), by_seed(results, runs)):
+    tables = [by_system(results, runs), by_seed(results, runs)]
+    if args.references:
+        tables.append(
+            by_pair(results, folder / "hypotheses", args.references.read_text(encoding="utf-8").splitlines())
+        )
+    for rows in tables:
         print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")
     for metric, signature in results["signatures"].items():
         print(f"- {metric}: `{signature}`")
@@ -85,6 +99,38 @@ def by_seed(results: dict, runs: dict) -> list[dict]:
                 "validation BLEU": f"{runs[name]['eval_bleu']:.2f}" if name in runs else "",
             }
         )
+    return rows
+
+
+def by_pair(results: dict, hypotheses: Path, references: list[str]) -> list[dict]:
+    """One row for every two systems with seeds in common: how much higher the mean BLEU of the second is over these.
+
+    The 95 % interval and p are those of a paired bootstrap test (Koehn, 2004) of 1,000 resamples, each of which takes
+    the same sentences from all models.
+    """
+    options = results["options"]
+    bleu = BLEU(lowercase=options["lowercase"], tokenize=options["bleu_tokenize"], force=True)
+    resamples = numpy.random.default_rng(12345).integers(len(references), size=(1000, len(references)))
+    resamples[0] = numpy.arange(len(references))  # the test set itself
+    scores: dict[str, dict[str, numpy.ndarray]] = {}  # by system and seed
+    for name in results["systems"]:
+        if "+" not in name and (seed := re.search(r"-(\d+)$", name)):
+            texts = (hypotheses / file_name(name)).read_text(encoding="utf-8").splitlines()
+            counts = numpy.array(bleu._extract_corpus_statistics(texts, [references]))
+            sums = [counts[sentences].sum(0) for sentences in resamples]
+            found = numpy.array([bleu._compute_score_from_stats([*map(int, one)]).score for one in sums])
+            scores.setdefault(system_of(name), {})[seed[1]] = found
+    rows = []
+    for (name, ones), (other, others) in combinations(scores.items(), 2):
+        seeds = sorted(ones.keys() & others)
+        if len(seeds) > 1:
+            each = numpy.array([others[seed] - ones[seed] for seed in seeds])
+            observed, *resampled = each.mean(0)
+            low, high = numpy.percentile(resampled, [2.5, 97.5])
+            by_chance = abs(resampled - numpy.mean(resampled)) >= abs(observed)
+            row = {"of": other, "over": name, "seeds": ", ".join(seeds), "BLEU": f"{observed:+.2f}"}
+            row |= {"95 %": f"{low:+.2f} to {high:+.2f}", "p": f"{(by_chance.sum() + 1) / len(resamples):.3f}"}
+            rows.append(row | {"of each seed": ", ".join(f"{one:+.2f}" for one in each[:, 0])})
     return rows
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import ROOT, assert_close, parts, python_output, read_sample, save_translator, small_model, table_rows
 from runs import random_pairs, read_pairs, write_pairs
+from sacrebleu import corpus_bleu
 
 from vanilla_transformer import Translator
 from vanilla_transformer.conversion import to_native
@@ -77,6 +78,26 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys, monkeypatch)
     assert json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["lost/b-1"] == run  # its curve is kept
     trained = [row for row in rows if f"| {run['train_steps']:,} " in row]
     assert [row.split()[1] for row in trained] == ["b-1", "run-1"]
+
+
+def test_quality_compares_systems_over_their_seeds(script, tmp_path, capsys):
+    words = [f"sentence {n} of a test set" for n in range(40)]
+    worse = [line.replace("of a", "a of") for line in words]
+    texts = {"b-1": worse, "b-2": words, "a-1": worse, "a-2": words, "c-1": words, "c-2": words, "d-3": words}
+    results = json.loads((ROOT / "docs" / "results" / "multi30k_tiny" / "results.json").read_text(encoding="utf-8"))
+    results["systems"] = dict.fromkeys(texts, results["systems"].popitem()[1])
+    (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    (tmp_path / "hypotheses").mkdir()
+    for name, lines in texts.items():
+        (tmp_path / "hypotheses" / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    references = tmp_path / "hypotheses" / "c-1.txt"
+    script("quality").main([str(tmp_path), "--references", str(references)])
+    rows = table_rows(capsys.readouterr().out.split("\n\n")[2])
+    half = corpus_bleu(worse, [words], tokenize="none", lowercase=True).score
+    gain = f"{(100 - half) / 2:+.2f}"
+    assert rows[1] == ["a", "b", "1, 2", "+0.00", "+0.00 to +0.00", "1.000", "+0.00, +0.00"]
+    assert [row[:4] for row in rows[2:]] == [["c", "b", "1, 2", gain], ["c", "a", "1, 2", gain]]
+    assert {row[5] for row in rows[2:]} == {"0.001"}
 
 
 # ---------------------------------------------------------------------------------------------------- initial weights
