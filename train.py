@@ -243,7 +243,7 @@ def prepare(
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(options.data)
     if resume_from is not None:
-        before = run_on_main(decided_before, options.free, resume_from)
+        before = run_on_main(decided_before, options, resume_from)
         options = options.with_values(before)._replace(free=frozenset())
     options = options.with_values(run_on_main(decide_tokens, options, pairs))
     tokenizer = run_on_main(

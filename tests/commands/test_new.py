@@ -113,6 +113,8 @@ def test_a_killed_new_leaves_nothing_half_made(tmp_path):
         ([], [], "`vanilla-transformer new mine && cd mine`, then `accelerate launch train.py`."),
         ([], ["--run_name", "a b"], "&& cd mine`, then `accelerate launch train.py --run_name 'a b'`."),
         (["x.tsv"], ["--train_file", "x.tsv"], "mine`, then `accelerate launch mine/train.py --train_file x.tsv`."),
+        (["x.tsv"], ["--train_file=x.tsv"], "mine`, then `accelerate launch mine/train.py --train_file=x.tsv`."),
+        (["x.tsv"], ["--train_file", "*.tsv"], "mine`, then `accelerate launch mine/train.py --train_file '*.tsv'`."),
         (["train.py"], ["--size", "tiny"], "; run `accelerate launch train.py --size tiny`."),
     ],
 )

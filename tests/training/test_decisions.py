@@ -1,6 +1,7 @@
 """What is chosen from files of pairs, where the speed of this machine is a given one."""
 
 import re
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ from runs import write_pairs
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.training import choosing, memory
+from vanilla_transformer.training import trials
 from vanilla_transformer.training.choosing import decide_tokens, decide_training
+from vanilla_transformer.training.dropout import ByteDropout
 from vanilla_transformer.training.recipe import parse_arguments
 
 SENTENCES = [(f"the old dog number {n} sleeps", f"der alte Hund Nummer {n} schläft") for n in range(400)]
@@ -31,9 +33,7 @@ def decide(tmp_path, monkeypatch):
         data = write_pairs(tmp_path, train=as_rows(pairs), validation=as_rows(SENTENCES[:20]))
         options = parse_arguments(["--dataset_name", str(data), "--source_lang=en", "--target_lang=de", *argv.split()])
         if speed is not None:
-            monkeypatch.setattr(
-                choosing, "training_speed", lambda options, vocab, shape, _: speed(shape[0] * shape[1])
-            )
+            monkeypatch.setattr(trials, "training_speed", lambda options, vocab, shape, _: speed(shape[0] * shape[1]))
         splits = load_pairs(options.data)
         first = decide_tokens(options, splits)
         tokenizer = train_tokenizer([text for pair in pairs for text in pair], 300)
@@ -75,10 +75,35 @@ def test_what_no_model_may_have_is_refused_as_when_it_is_built(decide):
 
 
 def test_a_step_that_does_not_fit_into_memory_is_not_tried(decide, monkeypatch):
-    monkeypatch.setattr(choosing, "free_memory", lambda: 2**20)
-    monkeypatch.setattr(memory, "free_memory", lambda: 2**40)  # for the model
+    monkeypatch.setattr(trials, "free_bytes", lambda _: 2**20)
     with pytest.raises(UserError, match="^A training step with .* does not fit into the memory that is free"):
         decide(speed=None)
+
+
+def test_a_trial_is_of_the_model_that_is_trained(decide, monkeypatch):
+    tried = []
+    compute_loss = trials.compute_loss
+    monkeypatch.setattr(trials, "compute_loss", lambda model, *more: tried.append(model) or compute_loss(model, *more))
+    decide(argv="--size=tiny --gradient_checkpointing", speed=None)
+    assert tried[0].is_gradient_checkpointing and any(isinstance(part, ByteDropout) for part in tried[0].modules())
+
+
+def test_a_batch_that_does_not_fit_is_freed_before_the_next_one_is_tried(decide):
+    class Batch:
+        pass
+
+    tried = []
+
+    def speed(size: int) -> float:
+        assert not any(reference() for reference in tried)
+        batch = Batch()
+        tried.append(weakref.ref(batch))
+        if size > 5000:
+            raise torch.OutOfMemoryError("too much")
+        return 1e7
+
+    decide(argv="--size=base", speed=speed, accelerator=GPU)
+    assert len(tried) == 3
 
 
 def test_pairs_with_an_empty_side_do_not_count(decide, capsys):
@@ -95,3 +120,12 @@ def test_texts_of_several_lines_are_not_joined(decide):
 
 def test_a_stream_that_soon_ends_has_as_many_words_as_it_has(decide):
     assert decide(argv="--streaming --max_steps=3")["vocab_size"] == decide()["vocab_size"]
+
+
+def test_of_a_long_stream_only_what_is_read_counts(decide, capsys):
+    """Evaluations take at most a tenth of the time; there are 20 validation pairs."""
+    pairs = [(f"the dog number {n} sleeps", f"der Hund Nummer {n} schläft") for n in range(6000)]
+    few = decide(pairs, "--streaming --max_steps=10 --max_train_samples=7000")
+    assert few["eval_steps"] > 1 and few["vocab_size"] < decide(pairs, "--streaming --max_steps=10")["vocab_size"]
+    said = re.findall(r"the stream is taken to have ([\d,]+) pairs", capsys.readouterr().out)
+    assert said == ["7,000", "1,000,000"]

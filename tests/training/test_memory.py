@@ -12,6 +12,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import memory
 from vanilla_transformer.training.hardware import example_batch
+from vanilla_transformer.training.model import prepare_layers
 from vanilla_transformer.training.optimization import compute_loss
 from vanilla_transformer.training.options import TrainingOptions
 
@@ -47,11 +48,31 @@ def test_the_estimate_is_what_a_forward_pass_keeps(sizes, attention, pairs, leng
     assert estimate == pytest.approx(kept_bytes(model, pairs, length), rel=0.25)
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_with_checkpointing_the_estimate_covers_one_layer_and_the_inputs_of_all(attention):
+    config = VanillaTransformerConfig(**SIZES | {"vocab_size": 500, "encoder_layers": 8, "decoder_layers": 8})
+    model = VanillaTransformerForConditionalGeneration._from_config(config, attn_implementation=attention)
+    prepare_layers(model, TrainingOptions(output_dir="x", gradient_checkpointing=True), torch.device("cpu"))
+    estimate = memory.activation_bytes(model.config, 8, 32, is_checkpointing=True)
+    config.encoder_layers = config.decoder_layers = 1
+    one_layer = memory.activation_bytes(model.config, 8, 32)
+    assert kept_bytes(model, 8, 32) < estimate < kept_bytes(model, 8, 32) + one_layer
+
+
+def test_options_change_what_a_step_takes(make_model):
+    model, device = make_model(), Accelerator(cpu=True)
+    plain, average = TrainingOptions(output_dir="x"), TrainingOptions(output_dir="x", ema_decay=0.9)
+    twice = TrainingOptions(output_dir="x", r_drop_alpha=5.0)
+    needed = memory.step_bytes(model, plain, 4, 20, device)
+    assert memory.step_bytes(model, average, 4, 20, device) == needed + 8 * model.num_parameters()
+    assert memory.step_bytes(model, twice, 4, 20, device) == memory.step_bytes(model, plain, 8, 20, device)
+
+
 @pytest.mark.parametrize("longest, fits", [(10, True), (2000, False)])
 def test_a_step_that_is_too_large_is_said(longest, fits, make_model, monkeypatch, capsys):
     """One pair is always in a batch, however long it is."""
     model = make_model()
-    needed = memory.activation_bytes(model.config, 1, 1000) + 16 * model.num_parameters()
+    needed = memory.activation_bytes(model.config, 1, 1000) + 12 * model.num_parameters()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
     options = TrainingOptions(output_dir="x", per_device_train_max_tokens=100)
     assert memory.step_fits(model, options, longest, Accelerator(cpu=True)) is fits

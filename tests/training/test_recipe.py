@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
@@ -113,12 +114,19 @@ def test_hours_and_a_number_of_steps_contradict_each_other():
         assert "leave one of them out" in refusal(["--train_file=x.tsv", "--hours=2", length])
 
 
-@pytest.mark.parametrize("more", [["--size=paper"], ["--model_name_or_path=m"], ["--config"]])
-def test_hours_are_refused_where_nothing_is_chosen(more, tmp_path):
-    (tmp_path / "recipe.yaml").write_text("max_steps: 7\n", encoding="utf-8")
-    more = [*more, str(tmp_path / "recipe.yaml")] if more == ["--config"] else more
-    said = refusal(["--train_file=x.tsv", "--hours=2", *more])
-    assert "--hours has no effect" in said and "give --max_steps or --num_train_epochs instead." in said
+@pytest.mark.parametrize(
+    "more, why",
+    [
+        (["--train_file=x.tsv", "--size=paper"], "--size paper"),
+        (["--train_file=x.tsv", "--model_name_or_path=m"], "--model_name_or_path"),
+        (["--train_file=x.tsv", "--config=recipes/sample.yaml"], "the recipe recipes/sample.yaml"),
+        ([], "the recipe recipes/sample.yaml"),
+    ],
+)
+def test_hours_are_refused_where_nothing_is_chosen(more, why, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    remedy = "give --max_steps or --num_train_epochs instead."
+    assert f"--hours has no effect here: {why} fixes all options; {remedy}" in refusal(["--hours=2", *more])
 
 
 def test_size_is_refused_in_fine_tuning():

@@ -78,6 +78,7 @@ def test_changed_settings_are_named():
         "validation": "the validation pairs",
         "mixed_precision": "--mixed_precision was no, now bf16",
     }
+    assert compare_settings(FROM, settings(), settings(use_cache=False)).keys() == {"use_cache"}
     assert compare_settings(FROM, settings(), settings()) == {}
 
 

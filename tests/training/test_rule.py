@@ -9,6 +9,7 @@ from vanilla_transformer.training.rule import (
     CHOOSABLE,
     MODEL,
     SIZES,
+    Choice,
     Corpus,
     Situation,
     choose_lengths,
@@ -155,7 +156,6 @@ def test_each_digit_is_a_token_as_each_letter_may_be(corpus):
             {"max_source_length": 200, "max_target_length": 200},
         ),
         ((300, 300), "--max_position_embeddings=200 --position_embedding_type=learned", {}),
-        ((180, 180), "--max_position_embeddings=99 --position_embedding_type=learned", {}),
         ((300, 300), "--tokenizer_name=t --teacher=t", {}),
     ],
 )
@@ -168,6 +168,15 @@ def test_limits_of_lengths_are_raised_until_few_pairs_are_dropped(longest, argv,
 
     assert values([longest] * 2 + [(20, 20)] * 98) == values([longest]) == limits
     assert values([longest] + [(20, 20)] * 99) == values([]) == {}
+
+
+@pytest.mark.parametrize("longest", [20, 180])
+def test_limits_of_lengths_are_no_higher_than_the_positions_of_the_model(longest):
+    options = parse_arguments(
+        ["--train_file=x.tsv", "--max_position_embeddings=99", "--position_embedding_type=learned"]
+    )
+    choices = choose_lengths([(longest, longest)], options.values(), options.free)
+    assert choices[0] == Choice({"max_source_length": 99}, "learned positions end there")
 
 
 def test_more_data_and_more_time_give_a_larger_model():

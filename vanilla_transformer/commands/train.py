@@ -1,6 +1,7 @@
 """Say what to type to train: train.py is a script of your own, which `vanilla-transformer new` writes."""
 
 import argparse
+import glob
 import shlex
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def run(options: argparse.Namespace):
     script, before = "train.py", "`vanilla-transformer new mine && cd mine`, then "
     if Path(script).exists():
         before = ""
-    elif any(Path(word).exists() for word in options.rest):  # a relative path, which is wrong in another directory
+    elif any(glob.glob(word.split("=")[-1]) for word in options.rest):  # paths from here, wrong in another directory
         script, before = "mine/train.py", "`vanilla-transformer new mine`, then "
     command = shlex.join(["accelerate", "launch", script, *options.rest])
     raise UserError(f"train.py, a script to read and change, does the training; run {before}`{command}`.")

@@ -12,8 +12,9 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .options import TrainingOptions
+from .processes import number_of_shards
 
-COPIES = 4  # of the weights: themselves, their gradients and Adam's two moments
+COPIES = 3  # of the weights, beside themselves: their gradients and Adam's two moments
 CGROUPS = Path("/sys/fs/cgroup")
 # Files of a control group: its limit, what it uses, and a line of its statistics with what could be freed.
 MEMORY_FILES = [
@@ -50,7 +51,7 @@ def check_model_fits(config: VanillaTransformerConfig):
     """Raises UserError if the weights, gradients and moments do not fit into the free memory of this machine."""
     with torch.device("meta"):
         parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
-    needed, free = 4 * COPIES * parameters, free_memory()
+    needed, free = 4 * (1 + COPIES) * parameters, free_memory()
     if needed > free:
         raise UserError(
             f"A model of {parameters:,} parameters takes {needed / 2**30:,.1f} GiB, more than the "
@@ -58,33 +59,53 @@ def check_model_fits(config: VanillaTransformerConfig):
         )
 
 
-def activation_bytes(config: VanillaTransformerConfig, pairs: int, length: int) -> int:
+def activation_bytes(config: VanillaTransformerConfig, pairs: int, length: int, is_checkpointing: bool = False) -> int:
     """Approximate bytes of float32 activations that a forward pass of `pairs`, with `length` tokens a side, keeps.
 
     The numbers of tensors of each size are measured, as in section 4.1 of Korthikanti et al. (2022, arXiv:2205.05198);
-    only the eager backend keeps the attention of all tokens to all tokens.
+    only the eager backend keeps the attention of all tokens to all tokens. With gradient checkpointing, the inputs of
+    all layers are kept, and the activations of one layer at a time.
     """
-    d, tokens, layers = config.d_model, pairs * length, (config.encoder_layers, config.decoder_layers)
-    features = layers[0] * (9 * d + 2 * config.encoder_ffn_dim) + layers[1] * (15 * d + 2 * config.decoder_ffn_dim)
-    heads = layers[0] * config.encoder_attention_heads + 2 * layers[1] * config.decoder_attention_heads
-    scores = heads * tokens * length if config._attn_implementation == "eager" else 0
-    return 4 * (tokens * features + scores)
+    d, tokens, counts = config.d_model, pairs * length, (config.encoder_layers, config.decoder_layers)
+    features = 9 * d + 2 * config.encoder_ffn_dim, 15 * d + 2 * config.decoder_ffn_dim
+    heads = config.encoder_attention_heads, 2 * config.decoder_attention_heads
+    scores = length if config._attn_implementation == "eager" else 0
+    layers = [tokens * (width + scores * count) for width, count in zip(features, heads, strict=True)]
+    if is_checkpointing:
+        return 4 * (tokens * d * sum(counts) + max(layers))
+    return 4 * sum(count * layer for count, layer in zip(counts, layers, strict=True))
 
 
-def step_bytes(model: VanillaTransformerForConditionalGeneration, pairs: int, length: int) -> int:
-    """Approximate bytes of a training step of `pairs` with `length` tokens a side: weights and activations."""
-    return 4 * COPIES * model.num_parameters() + activation_bytes(model.config, pairs, length)
+def step_bytes(
+    model: VanillaTransformerForConditionalGeneration,
+    options: TrainingOptions,
+    pairs: int,
+    length: int,
+    accelerator: Accelerator,
+) -> int:
+    """Approximate bytes that a training step of `pairs`, with `length` tokens a side, takes beside the weights."""
+    copies = COPIES / number_of_shards(accelerator.num_processes) + 2 * bool(options.ema_decay)
+    pairs *= 2 if options.r_drop_alpha else 1
+    activations = activation_bytes(model.config, pairs, length, bool(options.gradient_checkpointing))
+    return round(4 * copies * model.num_parameters()) + activations
+
+
+def free_bytes(accelerator: Accelerator) -> int:
+    """Bytes that this process may still take on its device."""
+    if accelerator.device.type == "cuda":
+        free = torch.cuda.mem_get_info(accelerator.device)[0]  # and what torch keeps for itself, but does not use
+        return free + torch.cuda.memory_reserved(accelerator.device) - torch.cuda.memory_allocated(accelerator.device)
+    return free_memory() // get_cpu_distributed_information().local_world_size  # the processes of a machine share it
 
 
 def step_fits(model, options: TrainingOptions, longest: int, accelerator: Accelerator) -> bool:
-    """Whether all processes have the memory for a step whose pairs have `longest` tokens; prints a warning if not."""
-    needed = step_bytes(model, max(1, options.per_device_train_max_tokens // longest), longest)
-    if accelerator.device.type == "cuda":
-        free = torch.cuda.mem_get_info(accelerator.device)[0]  # and what torch keeps for itself, but does not use
-        free += torch.cuda.memory_reserved(accelerator.device) - torch.cuda.memory_allocated(accelerator.device)
-    else:  # the processes of a machine share it
-        free = free_memory() / get_cpu_distributed_information().local_world_size
-    free += 4 * model.num_parameters()  # the weights are there already
+    """Whether a step with pairs of `longest` tokens may be tried; prints a warning if memory is probably too small.
+
+    On a GPU, it may be tried in any case: a step that does not fit is an error there, while on a CPU the system kills
+    the run.
+    """
+    needed = step_bytes(model, options, max(1, options.per_device_train_max_tokens // longest), longest, accelerator)
+    free = free_bytes(accelerator)
     fits = all(gather_object([needed <= free]))
     if not fits:
         accelerator.print(
@@ -92,4 +113,4 @@ def step_fits(model, options: TrainingOptions, longest: int, accelerator: Accele
             f"{free / 2**30:,.1f} GiB are free; lower --per_device_train_max_tokens, the limits of lengths, or the "
             "sizes of the model."
         )
-    return fits
+    return fits or accelerator.device.type == "cuda"

@@ -39,13 +39,18 @@ def make_model(
             "and learned positions end there; lower --max_source_length and --max_target_length or, for a new model, "
             "raise --max_position_embeddings."
         )
+    prepare_layers(model, options, device)
+    model.generation_config = make_generation_config(model, data_options.max_target_length, options)
+    return model
+
+
+def prepare_layers(model: VanillaTransformerForConditionalGeneration, options: TrainingOptions, device: torch.device):
+    """Turns on what training changes in the layers: gradient checkpointing and, on a CPU, faster dropout."""
     if options.gradient_checkpointing:
         # The second name is that of transformers before 5.22.
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if device.type == "cpu":
         use_byte_dropout(model)
-    model.generation_config = make_generation_config(model, data_options.max_target_length, options)
-    return model
 
 
 def choose_attention(asked: str | None, device: torch.device) -> str | None:

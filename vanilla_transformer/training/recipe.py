@@ -166,7 +166,7 @@ def parse_arguments(argv: list[str]) -> Options:
     words = lists + scalars + argv
     data_options, model_options, options, _ = parser.parse_args_into_dataclasses(words, look_for_args_file=False)
     written = {name for name in names if f"__{name}" in spelled} | recipe.keys()
-    free = free_options(written, given.config is not None, data_options, options)
+    free = free_options(written, given.config, data_options, options)
     check_conflicts(data_options, options, free)
     targets = {target for _, target in data_options.directions}
     if data_options.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
@@ -174,14 +174,17 @@ def parse_arguments(argv: list[str]) -> Options:
     return Options(data_options, model_options, options, free)
 
 
-def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions, options: TrainingOptions) -> Set[str]:
-    """The options to choose from the data: those that are not `written` on the command line or in a recipe.
+def free_options(
+    written: Set[str], recipe: Path | None, data_options: DataOptions, options: TrainingOptions
+) -> Set[str]:
+    """The options to choose from the data: those that are not `written` on the command line or in the recipe.
 
     None with a recipe (unless `--size` is given) or in fine-tuning.
     """
-    if options.size == "paper" or options.model_name_or_path or (has_recipe and options.size is None):
+    if options.size == "paper" or options.model_name_or_path or (recipe is not None and options.size is None):
         if options.hours is not None or options.size not in (None, "paper"):
-            why = "--model_name_or_path" if options.model_name_or_path else "a recipe or --size paper"
+            why = "--model_name_or_path" if options.model_name_or_path else options.size and "--size paper"
+            why = why or f"the recipe {recipe}"
             name = "size" if options.hours is None else "hours"
             remedy = "leave it out" if name == "size" else "give --max_steps or --num_train_epochs instead"
             raise UserError(f"--{name} has no effect here: {why} fixes all options; {remedy}.")

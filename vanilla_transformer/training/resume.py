@@ -31,8 +31,9 @@ FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_
 FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
 # Further ones with joined pairs, which must fit.
 LIMITS = ("max_source_length", "max_target_length")
-# Sizes and switches of the model; the vocabulary is that of the checkpoint.
-SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name} - {"vocab_size"}
+# Sizes and switches of the model; the vocabulary is that of the checkpoint, and training keeps no cache.
+SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name}
+SIZES -= {"vocab_size", "use_cache"}
 # Settings that scores depend on.
 SCORING = {"metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "target_lang", "validation"}
 SCORING |= {"max_target_length"}  # the longest translation

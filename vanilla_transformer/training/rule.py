@@ -124,7 +124,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
 
 
 def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], free: Set[str]) -> list[Choice]:
-    """Higher limits for sources and targets than the default, if it is too low for more than 1 % of them.
+    """Limits for sources and targets, if the default is too low for more than 1 % of them, or too high for the model.
 
     `lengths` are the tokens of the source and the target of some pairs.
     """
@@ -137,7 +137,7 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         possible = [limit for limit in LIMITS if limit < most] + [most]
     choices = []
     for name in names:
-        side, text = sorted(pair[name] for pair in pairs), name.split("_")[1]
+        side, text = sorted(pair[name] for pair in pairs), name.split("_")[1]  # source or target
         if name not in free or not side:
             continue
         needed = side[math.ceil(FITTING * len(side)) - 1]
@@ -150,10 +150,10 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         # The first that is enough or, if none is, the first that keeps as many as the last.
         most_kept = possible[-1] if needed == joined else possible[kept.index(kept[-1])]
         limit = next((limit for limit in possible if limit >= needed), most_kept)
-        if limit > LIMITS[0]:
-            choices.append(Choice({name: limit}, reason))
-        # What a source drops needs no room for its target.
-        pairs = [pair for pair in pairs if pair[name] <= max(limit, LIMITS[0])]
+        if limit != LIMITS[0]:
+            choices.append(Choice({name: limit}, reason if limit > LIMITS[0] else "learned positions end there"))
+        # A pair whose source is too long needs no room for its target.
+        pairs = [pair for pair in pairs if pair[name] <= limit]
     return choices
 
 
@@ -170,7 +170,7 @@ class Situation:
         batches_per_step: Processes times accumulated batches.
         largest_batch: The most tokens of a batch to choose.
         speed: Measures the tokens a second of all processes together, with options of the model and the optimizer that
-            replace the given ones, and the largest batch that fits into memory, up to `largest_batch`.
+            replace the given ones; also returns the largest batch to choose, of those that fit into memory.
     """
 
     corpus: Corpus
@@ -283,7 +283,7 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
     choices.append(Choice({"lr_scheduler_type": "linear"}, "a run should end at a low learning rate"))
     choices.append(Choice({"warmup_steps": max(1, steps // 10)}, "a tenth of the steps"))
     # Translating a pair takes about as long as training on it.
-    affordable = int(0.1 * trained / situation.tokens * situation.corpus.pairs / max(situation.corpus.held_out, 1))
+    affordable = int(0.1 * trained / situation.length / max(situation.corpus.held_out, 1))
     count = min(max(affordable, 1), EVALUATIONS, steps)
     every = -(-steps // count)
     choices.append(Choice({"eval_steps": every}, f"evaluations in all: {-(-steps // every)}"))
