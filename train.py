@@ -59,8 +59,8 @@ from vanilla_transformer.training.weights import Weights
 
 
 def main():
-    asked = parse_arguments(sys.argv[1:])
-    data_options, options = asked.data, asked.training
+    given = parse_arguments(sys.argv[1:])
+    data_options, options = given.data, given.training
     output_dir, metrics = options.output_dir, Metrics(options.metrics, options.metric_kwargs)
     scorer = Scorer(
         data_options.target_language, options.bleu_tokenize, normalization=options.score_normalization, metrics=metrics
@@ -70,8 +70,8 @@ def main():
     processes.check_temporary_folder(data_options, accelerator.device)
     hardware.configure(accelerator.device, accelerator.mixed_precision)
     resume_from = run_on_main(resume.find_checkpoint, output_dir, options.resume_from_checkpoint)
-    pairs, tokenizer, model, splits, complete = prepare(asked, resume_from, accelerator)
-    data_options, options = complete.data, complete.training
+    pairs, tokenizer, model, splits, decided = prepare(given, resume_from, accelerator)
+    data_options, options = decided.data, decided.training
     run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     longest = longest_side_of(splits["train"], data_options)
     options = with_defaults(options, model, longest, resume_from, accelerator)
@@ -79,7 +79,7 @@ def main():
 
     # --------------------------------------------------------------- weights, optimizer, state, batches, learning rate
     weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
-    optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))  # of weights that FSDP has sharded
+    optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))  # Weights may shard it
     batches_per_step = options.gradient_accumulation_steps * accelerator.num_processes
     recipe = resolved_recipe(data_options, options, model.config)
     settings = resume.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
@@ -110,7 +110,7 @@ def main():
         report.dry_run(try_step if fits else None, batches, options.gradient_accumulation_steps, steps_left, recipe)
         return processes.end_processes(accelerator)
 
-    # The main process holds it until it ends. filelock's soft lock, a mere file, would outlive a killed run.
+    # The main process holds the lock until the run ends. filelock's soft lock is a plain file, which outlives a kill.
     lock = FileLock(output_dir / run_folder.LOCK, timeout=10, fallback_to_soft=False)
     run_on_main(run_folder.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     processes.check_same_everywhere("--output_dir", (output_dir / "recipe.yaml").exists())
@@ -127,8 +127,8 @@ def main():
     bar = report.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
     with run_folder.offering_resume(output_dir), shutdown, bar:
         while True:
-            # Work due after step N runs at the top of the next turn, so a resumed run repeats it. Saving comes first:
-            # a run killed during an evaluation loses nothing.
+            # What is due after step N is done at the top of the loop, so that a run resumed from checkpoint N does it,
+            # too. Saving comes first: a run killed during an evaluation loses nothing.
             if (triggers.should_save(state.step) or is_overdue or stopping) and state.step != saved_step:
                 state.stream = batches.state
                 checkpoint.save(output_dir, weights, optimizer, tokenizer, state)
@@ -207,11 +207,11 @@ def optimizer_step(
     """
     tokens = optim.count_tokens(batches, accelerator)
     total = torch.zeros((), device=accelerator.device)
+    # From pinned memory, CUDA copies while the host goes on; on other devices a step might read what is not there yet.
+    is_cuda = accelerator.device.type == "cuda"
     weights.wrapped.train()
     for i, batch in enumerate(batches):
         optim.seed_batch(options.seed, state.position + i * accelerator.num_processes + accelerator.process_index)
-        # From pinned memory, CUDA copies while the host goes on; on other devices the step could start too early.
-        is_cuda = accelerator.device.type == "cuda"
         batch = {name: tensor.to(accelerator.device, non_blocking=is_cuda) for name, tensor in batch.items()}
         is_last = i == len(batches) - 1  # processes exchange gradients once a step
         with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
@@ -229,10 +229,12 @@ def optimizer_step(
 def prepare(
     options: Options, resume_from: Path | None, accelerator: Accelerator
 ) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset], Options]:
-    """The pairs, the tokenizer, the model on its device, the pairs as token ids, and the options, with those chosen
-    that are free.
+    """Loads the pairs, makes the tokenizer and the model, tokenizes the pairs, and chooses the options that are free.
 
-    One process per machine prepares data, and the others then read it from its disk.
+    One process per machine prepares the data; the others read it from the disk then.
+
+    Returns:
+        The pairs, the tokenizer, the model on its device, the pairs as token ids, and all options.
     """
     model_name, teachers = options.training.model_name_or_path, options.training.teacher
     native, seed = options.training.native, options.training.seed
@@ -280,7 +282,7 @@ def with_defaults(
     resume_from: Path | None,
     accelerator: Accelerator,
 ) -> TrainingOptions:
-    """The options with a learning rate and a batch size, which are those of the resumed run unless they are given."""
+    """The options with a learning rate and a batch size: as given, or else as in the resumed run, or chosen."""
     before = {} if resume_from is None else checkpoint.load_state(resume_from).settings
     peak = optim.choose_learning_rate(options, model.config.d_model, before)
     max_tokens = hardware.choose_batch_size(model, options, accelerator, longest, before)

@@ -50,9 +50,9 @@ def draw_entries(
 ) -> np.ndarray:
     """The entries (n, MOST) of an epoch: each has the index of one pair, or those of several joined ones, then -1.
 
-    About a `share` of the pairs is joined; two to MOST at a time are drawn equally often. Of these, the pairs from the
-    first on that would exceed one of the `limits`, in tokens, are read alone. `lengths` and `limits` are those of the
-    sources, then of the targets.
+    About a `share` of the pairs is joined; two to MOST at a time are drawn equally often. An entry that would exceed
+    one of the `limits`, in tokens, ends before the pair that exceeds it; that pair and those after it are read alone.
+    `lengths` and `limits` are those of the sources, then of the targets.
     """
     generator = np.random.default_rng([seed, epoch, 1])  # the batches are planned with 0
     order = generator.permutation(np.arange(len(lengths[0]), dtype=np.int32))
@@ -72,7 +72,7 @@ def draw_entries(
 
 
 def lengths_of_entries(lengths: np.ndarray, entries: np.ndarray) -> np.ndarray:
-    """The most tokens (n,) that one side of the entries may have, from the `lengths` of that side of the pairs."""
+    """An upper bound (n,) of the tokens of one side of each entry, from the `lengths` of that side of the pairs."""
     margins = MARGINS[joints_of(entries)]
     return sum(np.where(pairs >= 0, lengths[pairs] + margins, 0) for pairs in entries.T) - margins
 

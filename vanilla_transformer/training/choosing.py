@@ -49,7 +49,7 @@ def decide_training(
         corpus,
         tokens=max(length * corpus.pairs, 1),
         length=length,
-        given=options.values(),
+        values=options.values(),
         free=options.free,
         batches_per_step=options.training.gradient_accumulation_steps * accelerator.num_processes,
         largest_batch=trials.largest,

@@ -87,7 +87,7 @@ def choose_batch_size(
 
 
 def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accelerator, longest: int) -> int:
-    """The largest token budget that fits on each GPU, even if all pairs are as long as the longest.
+    """The largest token budget that fits on each GPU, assuming that every pair is as long as the longest.
 
     Forward and backward passes are tried with ever smaller batches. A fifth of the batch that fits is left out, for
     evaluation and fragmented memory. The budget is at most [`MAX_TOKENS`]. `longest` is the length in tokens of the

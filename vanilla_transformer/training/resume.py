@@ -30,10 +30,10 @@ FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_s
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
 FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
 # Further ones with joined pairs, which must fit.
-LIMITS = ("max_source_length", "max_target_length")
+FIXED_IF_JOINED = ("max_source_length", "max_target_length")
 # Sizes and switches of the model; the vocabulary is that of the checkpoint, and training keeps no cache.
-SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name}
-SIZES -= {"vocab_size", "use_cache"}
+ARCHITECTURE = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name}
+ARCHITECTURE -= {"vocab_size", "use_cache"}
 # Settings that scores depend on.
 SCORING = {"metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "target_lang", "validation"}
 SCORING |= {"max_target_length"}  # the longest translation
@@ -76,15 +76,15 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     }
     fixed = {
         *FIXED,
-        *SIZES,
+        *ARCHITECTURE,
         *(FIXED_IN_STREAM if new["streaming"] else ()),
-        *(LIMITS if new.get("joined_pairs") else ()),
+        *(FIXED_IF_JOINED if new.get("joined_pairs") else ()),
     }
     if rejected := changed.keys() & fixed:
         culprits = ", ".join(changed[name] for name in new if name in rejected)
         raise UserError(
             f"Cannot resume, since these changed after {checkpoint} was written: {culprits}. Restore them"
-            + ("." if rejected & SIZES else f", or start a new run with --model_name_or_path {checkpoint}.")
+            + ("." if rejected & ARCHITECTURE else f", or start a new run with --model_name_or_path {checkpoint}.")
         )
     return changed
 

@@ -13,15 +13,15 @@ from typing import NamedTuple
 class Size(NamedTuple):
     """A size of the model, whose feed-forward width is four times `d_model`.
 
-    It is chosen if an epoch has at least `corpus` tokens, and the run has time for `training` tokens, or for fewer if
-    more would not help.
+    It is chosen if an epoch has at least `epoch_tokens`, and the run has time for `run_tokens`, or for fewer if more
+    would not help.
     """
 
     d_model: int
     layers: int
     heads: int
-    corpus: float
-    training: float
+    epoch_tokens: float
+    run_tokens: float
 
 
 SIZES = {
@@ -39,11 +39,11 @@ CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_tra
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
-USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
+TRAINING_SHARE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
 STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
-# The vocabulary: a token for 30 words, but at most 16 times the root of the words.
+# The vocabulary: a token for 30 words, but at most 16 times the square root of the number of words.
 WORDS_A_TOKEN, TOKENS_PER_ROOT = 30, 16
 SAME_LETTERS = 0.8  # above this share of pairs whose sides have the same letters, tokens are letters
 JOINED = 0.2  # share of joined pairs
@@ -70,11 +70,11 @@ class Corpus:
     Attributes:
         pairs: The number of pairs.
         distinct: The numbers of distinct texts.
-        words, characters: Of a text, on average.
+        words, characters: The mean numbers of a text.
         sentences: The largest number of sentences, or of lines, that at least 1 % of the sources have.
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
-        hidden_words: Of a text, on average: those that no spaces separate.
+        hidden_words: The mean number of words of a text that no spaces separate.
     """
 
     pairs: int
@@ -107,15 +107,16 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         reason = f"one side is single words, of {characters:.0f} characters on average"
     elif corpus.same_letters > SAME_LETTERS and max(corpus.characters) <= 200:
         reason = "most pairs differ in case, accents, spaces or punctuation only"
-    if "letters" in free and reason:
+    has_letters = "letters" in free and bool(reason)
+    if has_letters:
         choices.append(Choice({"letters": True}, reason))
-    if "vocab_size" in free and not choices:
+    if "vocab_size" in free and not has_letters:
         words = sum(count * length for count, length in zip(corpus.distinct, corpus.lengths, strict=True)) / 2
         wanted = min(words / WORDS_A_TOKEN, TOKENS_PER_ROOT * math.sqrt(words))
         size = min(max(500 * round(wanted / 500), 500), 32_000)
         reason = f"a side has {words:,.0f} words in distinct texts, about {words / size:.0f} for each token"
         choices.append(Choice({"vocab_size": size}, reason))
-    if "split_digits" in free and not (choices and "letters" in choices[0].values):
+    if "split_digits" in free and not has_letters:
         choices.append(Choice({"split_digits": True}, "numbers are easier to copy and to compute digit by digit"))
     if "joined_pairs" in free and corpus.sentences == 1 and corpus.has_sentences:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
@@ -123,7 +124,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     return choices
 
 
-def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], free: Set[str]) -> list[Choice]:
+def choose_lengths(lengths: list[tuple[int, int]], values: Mapping[str, object], free: Set[str]) -> list[Choice]:
     """Limits for sources and targets, if the default is too low for more than 1 % of them, or too high for the model.
 
     `lengths` are the tokens of the source and the target of some pairs.
@@ -131,9 +132,9 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
     names = "max_source_length", "max_target_length"
     pairs = [dict(zip(names, pair, strict=True)) for pair in lengths]
     # A limit that is given drops pairs, whose other side need not fit.
-    pairs = [pair for pair in pairs if all(name in free or pair[name] <= given[name] for name in names)]
+    pairs = [pair for pair in pairs if all(name in free or pair[name] <= values[name] for name in names)]
     possible = [*LIMITS]
-    if given["position_embedding_type"] == "learned" and (most := given["max_position_embeddings"]):
+    if values["position_embedding_type"] == "learned" and (most := values["max_position_embeddings"]):
         possible = [limit for limit in LIMITS if limit < most] + [most]
     choices = []
     for name in names:
@@ -143,7 +144,7 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
         needed = side[math.ceil(FITTING * len(side)) - 1]
         long = sum(length > LIMITS[0] for length in side) / len(side)
         reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
-        joined = 3 * side[len(side) // 2] if given["joined_pairs"] else 0
+        joined = 3 * side[len(side) // 2] if values["joined_pairs"] else 0
         if joined > needed:
             needed, reason = joined, f"three usual {text}s, joined, should fit"
         kept = [sum(length <= limit for length in side) for limit in possible]
@@ -165,7 +166,7 @@ class Situation:
         corpus: What the pairs are like.
         tokens: Of an epoch, those of the longer side of each pair.
         length: Tokens of the longer side of a pair, on average.
-        given: The values of all options; those that are free have their defaults, or were chosen before.
+        values: Those of all options; those that are free have their defaults, or were chosen before.
         free: The options to choose.
         batches_per_step: Processes times accumulated batches.
         largest_batch: The most tokens of a batch to choose.
@@ -176,7 +177,7 @@ class Situation:
     corpus: Corpus
     tokens: float
     length: float
-    given: Mapping[str, object]
+    values: Mapping[str, object]
     free: Set[str]
     batches_per_step: int
     largest_batch: int
@@ -184,7 +185,7 @@ class Situation:
 
     @property
     def hours(self) -> float:
-        return self.given["hours"] or DEFAULT_HOURS
+        return self.values["hours"] or DEFAULT_HOURS
 
     @property
     def useful(self) -> float:
@@ -196,12 +197,12 @@ class Situation:
         """The tokens of a run whose length is given."""
         if "max_steps" not in self.free:
             batch = USUAL_BATCH if "per_device_train_max_tokens" in self.free else self.given_batch
-            return self.given["max_steps"] * self.batches_per_step * self.held(batch)
-        return None if "num_train_epochs" in self.free else self.tokens * self.given["num_train_epochs"]
+            return self.values["max_steps"] * self.batches_per_step * self.held(batch)
+        return None if "num_train_epochs" in self.free else self.tokens * self.values["num_train_epochs"]
 
     @property
     def given_batch(self) -> int:
-        return self.given["per_device_train_max_tokens"] or self.largest_batch  # auto
+        return self.values["per_device_train_max_tokens"] or self.largest_batch  # auto
 
     def held(self, batch: int) -> float:
         """The tokens that a batch of at most `batch` really has: those of whole pairs, and at most of all."""
@@ -212,12 +213,12 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     """The size of the model and how it is trained, and warnings if a good model is unlikely."""
     optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
     size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
-    width = size.values.get("d_model") or situation.given["d_model"]
+    width = size.values.get("d_model") or situation.values["d_model"]
     epochs = trained / situation.tokens
     dropout = 0.1 if epochs < 25 or width <= SIZES["tiny"].d_model else 0.2
     choices = [optimizer, size, Choice({"dropout": dropout}, f"each pair is read about {epochs:.1f} times")]
     choices += choose_steps(situation, trained, largest_batch)
-    if situation.given["letters"]:
+    if situation.values["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
     doubts = []
     if situation.corpus.pairs < FEW_PAIRS and situation.corpus.has_sentences:
@@ -235,27 +236,26 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
 
 def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, int]:
     """The largest size that the data and the time are enough for, the tokens to train it on, and the largest batch."""
-    asked, useful, reason = situation.asked, situation.useful, ""
+    asked, useful, why, reason = situation.asked, situation.useful, "", ""
     largest_batch = situation.largest_batch
-    names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].corpus]
-    given = ""
-    if situation.given["size"] in SIZES:
-        names, given = [situation.given["size"]], f"--size {situation.given['size']}"
+    names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].epoch_tokens]
+    if situation.values["size"] in SIZES:
+        names, why = [situation.values["size"]], f"--size {situation.values['size']}"
     elif "d_model" not in situation.free:  # its layers are those of the largest size that is no wider
-        width = max(situation.given["d_model"], SIZES["tiny"].d_model)
+        width = max(situation.values["d_model"], SIZES["tiny"].d_model)
         names = [name for name in reversed(SIZES) if SIZES[name].d_model <= width][:1]
-        given = "to suit the given d_model"
+        why = "to suit the given d_model"
     for name in names:
-        model = model_options(SIZES[name], situation.given, situation.free)
+        model = model_options(SIZES[name], situation.values, situation.free)
         trained = asked
         if asked is None:
             speed, largest_batch = situation.speed(model | optimizer)
-            trained = min(useful, situation.hours * 3600 * USABLE * speed)
-        if trained >= min(SIZES[name].training, useful):
+            trained = min(useful, situation.hours * 3600 * TRAINING_SHARE * speed)
+        if trained >= min(SIZES[name].run_tokens, useful):
             break
         reason = f"; {names[0]} would need a longer run, or more memory"
     trained = max(trained, 1)  # if no model could be tried; the caller knows why
-    why = given or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"
+    why = why or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"
     return Choice(model, why), trained, largest_batch
 
 
@@ -277,7 +277,7 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
             shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.1g}"
             reason = f"--hours {situation.hours:g} on this machine; up to {shown} hours would be useful"
         epochs, length = trained / situation.tokens, {"max_steps": steps}
-        if situation.given["per_device_train_max_tokens"] is None:  # auto: how many steps that takes is not known yet
+        if situation.values["per_device_train_max_tokens"] is None:  # auto: how many steps that takes is not known yet
             length = {"num_train_epochs": max(round(epochs, 2), 0.01)}
         choices.append(Choice(length, f"{epochs:.1f} epochs; {reason}"))
     choices.append(Choice({"lr_scheduler_type": "linear"}, "a run should end at a low learning rate"))
@@ -293,9 +293,9 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
     return choices
 
 
-def model_options(size: Size, given: Mapping[str, object], free: Set[str]) -> dict[str, int]:
+def model_options(size: Size, values: Mapping[str, object], free: Set[str]) -> dict[str, int]:
     """The options of a model: those that are given, and the others by its size; widths follow a given `d_model`."""
-    width = size.d_model if "d_model" in free else given["d_model"]
-    heads = math.gcd(size.heads, width // 2 if given["position_embedding_type"] == "rotary" else width)
-    values = (width, size.layers, size.layers, heads, heads, 4 * width, 4 * width)
-    return {name: value if name in free else given[name] for name, value in zip(MODEL, values, strict=True)}
+    width = size.d_model if "d_model" in free else values["d_model"]
+    heads = math.gcd(size.heads, width // 2 if values["position_embedding_type"] == "rotary" else width)
+    of_size = (width, size.layers, size.layers, heads, heads, 4 * width, 4 * width)
+    return {name: one if name in free else values[name] for name, one in zip(MODEL, of_size, strict=True)}
