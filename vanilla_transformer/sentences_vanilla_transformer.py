@@ -69,8 +69,8 @@ MAYBE = regex.compile(rf"[{STOPS}]\S{{0,40}}\s+\S|[{WIDE_STOPS}]\s*\S|[!?]{CLOSI
 def sentence_ends(text: str) -> list[int]:
     """Where the sentences of a line end, each with the spaces after it; the last end is that of the line.
 
-    A sentence is not ended by the period of an abbreviation, an initial or a number of up to two digits without a
-    decimal point, nor before a lower-case letter, unless the text has no capitals.
+    No sentence ends at the period of an abbreviation, an initial or a number of up to two digits without a decimal
+    point, nor before a lower-case letter, unless the text has no capitals.
     """
     if not MAYBE.search(text):
         return [len(text)]
@@ -165,9 +165,9 @@ class Segmenter:
     A piece has at most as many lines, sentences and tokens as a source had in training, which train.py notes in the
     tokenizer. A single sentence with more tokens stays whole, as far as the model has positions; a longer one is cut
     after clauses, else between words, else anywhere. Each piece repeats the tags at the beginning of its text, such as
-    `>>deu<<`. Where train.py noted that training had hardly any such sources, a piece without words, such as `3.14` or
-    a URL, is not translated; bullets and quotes around a sentence stay as they are; and a piece in capitals, in title
-    case, in lower case or with spaces before punctuation marks is corrected first.
+    `>>deu<<`. Forms that train.py noted as rare in training are treated apart: a piece without words, such as `3.14`
+    or a URL, is not translated; bullets and quotes around a sentence stay as they are; and a piece in capitals, in
+    title case, in lower case or with spaces before punctuation marks is corrected first.
 
     Args:
         tokenizer: Of the model, with the notes of train.py.
@@ -196,8 +196,8 @@ class Segmenter:
         if max_source_lines is None:
             max_source_lines = noted.get("max_source_lines", 1)
         check_positive(model_max_length=tokenizer.model_max_length, max_source_length=max_source_length)
-        self.max_sentences = check_positive(max_source_sentences=max_source_sentences)
-        self.max_lines = check_positive(max_source_lines=max_source_lines)
+        check_positive(max_source_sentences=max_source_sentences, max_source_lines=max_source_lines)
+        self.max_sentences, self.max_lines = max_source_sentences, max_source_lines
         self.longest = min(max_source_length or min(default_positions, MOST_TOKENS), max_positions)
         self.usual = min(max_source_length or tokenizer.model_max_length, self.longest)  # of several sentences
         self.tokenizer = tokenizer
@@ -320,19 +320,17 @@ class Segmenter:
         return list(zip(parts, self.encode(parts), gaps, strict=True))
 
 
-def check_positive(**numbers: int | None) -> int | None:
-    """The last of the numbers. Raises InputError if one is neither None nor an integer of at least 1."""
-    value = None
+def check_positive(**numbers: int | None):
+    """Raises InputError if a number is neither None nor an integer of at least 1."""
     for name, value in numbers.items():
         if value is not None and not isinstance(value, Integral):
             raise InputError(f"`{name}` is {value!r}; it must be an integer.")
         if value is not None and value < 1:
             raise InputError(f"`{name}` is {value}; it must be at least 1.")
-    return value
 
 
 def longest_text(max_tokens: int) -> int:
-    """The characters of a text that may have at most `max_tokens` tokens, generously.
+    """A generous upper bound of the characters of a text with `max_tokens` tokens.
 
     A longer text need not be tokenized to know that it has more, which would take quadratic time where texts are cut.
     """

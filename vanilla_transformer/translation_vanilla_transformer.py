@@ -242,7 +242,8 @@ class BaseTranslator:
             engine = TorchEngine(engine if isinstance(engine, Sequence) else [engine])
         self.engine = engine
         self.tokenizer = tokenizer
-        self.max_tokens = check_positive(max_tokens=max_tokens)
+        check_positive(max_tokens=max_tokens)
+        self.max_tokens = max_tokens
         self.segmenter = Segmenter(
             tokenizer,
             engine.max_positions,

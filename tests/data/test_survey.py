@@ -14,7 +14,7 @@ from datasets import Dataset
 from pair_files import error, load, read, rows, streamed, texts
 
 from vanilla_transformer.data import survey as survey_module
-from vanilla_transformer.data.survey import Texts, describe_survey, language_axis, survey, swapped_share
+from vanilla_transformer.data.survey import PairHashes, describe_survey, language_axis, survey, swapped_share
 from vanilla_transformer.data.texts import (
     INVISIBLE,
     KEPT,
@@ -325,12 +325,12 @@ def test_many_combining_marks_take_linear_time(function, form, marks):
 def test_a_survey_is_kept_for_the_next_run(monkeypatch):
     files = {"train": [dataset(PAIRS)]}
     found = survey(files)
-    monkeypatch.setattr(survey_module, "Texts", None)
+    monkeypatch.setattr(survey_module, "PairHashes", None)
     assert survey(files) == found
 
 
 def test_texts_of_several_files_have_the_places_of_their_rows():
-    texts = Texts([dataset([("a", "b"), ("", "b")]), dataset([("c", None), ("a", "b")])])
+    texts = PairHashes([dataset([("a", "b"), ("", "b")]), dataset([("c", None), ("a", "b")])])
     assert texts.rows.tolist() == [0, 3] and texts.repeated().tolist() == [False, True]
 
 

@@ -273,30 +273,33 @@ def training_batches(
     there, and a map-style dataset, which needs none, resumes sooner in a late epoch.
     """
     collate = PairCollator(tokenizer)
+    limits = options.max_source_length, options.max_target_length
     if options.bpe_dropout:
-        limits = {"input_ids": options.max_source_length, "labels": options.max_target_length}
-        collate = BpeDropoutCollator(tokenizer, options.bpe_dropout, limits)
+        sides = dict(zip(("input_ids", "labels"), limits, strict=True))
+        collate = BpeDropoutCollator(tokenizer, options.bpe_dropout, sides)
     on_gpu = PartialState().device.type == "cuda"
     loading = {"num_workers": options.loading_workers(on_gpu), "pin_memory": on_gpu}
     loading["worker_init_fn"] = leave_signals_to_training
     if isinstance(dataset, IterableDataset):
-        limits = {"max_source_length": options.max_source_length, "max_target_length": options.max_target_length}
-        encode = partial(encode_pairs, tokenizer=tokenizer, **limits)
+        encode = partial(encode_pairs, tokenizer=tokenizer, max_source_length=limits[0], max_target_length=limits[1])
         plan, is_divisible = partial(plan_batches, max_tokens=max_tokens, seed=seed), options.max_train_samples is None
         pools = Pools(dataset, encode, plan, collate, seed, process_index, num_processes, is_divisible)
         return StreamedBatches(pools, start, stream_state, **loading)
-    share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
-    limits = [min(limit, max_tokens) for limit in (options.max_source_length, options.max_target_length)]
-    share |= {"joined": options.joined_pairs, "limits": limits}
-    lengths = lengths_of(dataset)
+    lengths, limits = lengths_of(dataset), [min(limit, max_tokens) for limit in limits]
     if options.joined_pairs:
         check_share(lengths, limits, options.joined_pairs, seed)
-    return PairLoader(
-        dataset,
-        TokenBatchSampler(*lengths, max_tokens, **share, **(stream_state or [{}])[0]),
-        collate,
-        **loading,
+    sampler = TokenBatchSampler(
+        *lengths,
+        max_tokens,
+        seed=seed,
+        start=start,
+        process_index=process_index,
+        num_processes=num_processes,
+        joined=options.joined_pairs,
+        limits=limits,
+        **(stream_state or [{}])[0],
     )
+    return PairLoader(dataset, sampler, collate, **loading)
 
 
 def leave_signals_to_training(worker_id: int):
@@ -322,5 +325,5 @@ def evaluation_batches(
 ) -> DataLoader:
     """Padded batches of all pairs, sorted by length; the processes take them in turn."""
     batches = [batch.tolist() for batch in fill_batches(*lengths_of(dataset), max_tokens)]
-    share, collate = batches[process_index::num_processes], PairCollator(tokenizer).pad
-    return DataLoader(PairColumns(dataset), batch_size=None, sampler=share, collate_fn=collate)
+    own, collate = batches[process_index::num_processes], PairCollator(tokenizer).pad
+    return DataLoader(PairColumns(dataset), batch_size=None, sampler=own, collate_fn=collate)

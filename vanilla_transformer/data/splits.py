@@ -26,7 +26,7 @@ from .columns import (
 )
 from .options import HELD_OUT, MOST_HELD_OUT, DataOptions, DatasetOptions, Source, describe_file, group_parallel
 from .rows import TEXTS, load_dataset, load_file, map_columns, reading_data
-from .survey import Texts, describe_survey, survey
+from .survey import PairHashes, describe_survey, survey
 from .texts import is_filled, normal_form
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
@@ -295,14 +295,14 @@ def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dat
         return files["train"]
     if options.streaming:
         raise UserError("--deduplicate and --remove_overlap need all pairs at once; leave out --streaming.")
-    train = Texts(files["train"])
+    train = PairHashes(files["train"])
     is_kept = np.ones(len(train.rows), dtype=bool)
     if options.deduplicate:
         is_kept &= ~train.repeated()
         repeated = (~is_kept).sum()
         PartialState().print(f"--deduplicate leaves out {repeated:,} training pairs that repeat an earlier one.")
     if options.remove_overlap:
-        others = [Texts(parts).source for split, parts in files.items() if split != "train"]
+        others = [PairHashes(parts).source for split, parts in files.items() if split != "train"]
         is_scored = np.isin(train.source, np.concatenate(others))
         PartialState().print(
             f"--remove_overlap leaves out {(is_kept & is_scored).sum():,} training pairs whose source is in the "

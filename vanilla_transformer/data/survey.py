@@ -1,4 +1,4 @@
-"""A look at the pairs before training: what is odd about them, and which can be left out."""
+"""A look at the pairs before training: what is odd about them, and how many of them that are."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>)\s+)+")  # such as >>deu<< or <bt
 SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
 
 
-class Texts:
+class PairHashes:
     """What is counted in the pairs of `files` of a split, in 40 bytes a pair; those with an empty side do not count.
 
     Attributes:
@@ -45,6 +45,7 @@ class Texts:
         source, target: Hashes of their normal forms (n,).
         pair: Hashes of both sides (n,).
         lengths: Characters of the sides (2,n).
+        ends: The number of pairs up to the end of each file, with those that do not count.
         seen: Which code points occur.
     """
 
@@ -145,7 +146,7 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
 
 
 def hidden_words(text: str) -> float:
-    """How many more words a text has than spaces show: in scripts without spaces, three letters count as one."""
+    """The words of a text that no spaces separate: in scripts without spaces, three letters count as one word."""
     return max(len(SPACELESS.findall(text)) / 3 - len(text.split()), 0.0)
 
 
@@ -179,10 +180,10 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
         return None
     halves = half_differences(pairs)
     midpoints = halves + features([target for _, target in pairs])
-    spread = np.cov(midpoints.T)
+    covariance = np.cov(midpoints.T)
     distinct = len(set(chain.from_iterable(pairs)))
-    spread += (np.trace(spread) / distinct + 1e-9) * np.eye(FEATURES)  # few texts say little about it
-    whitening = np.linalg.inv(np.linalg.cholesky(spread))
+    covariance += (np.trace(covariance) / distinct + 1e-9) * np.eye(FEATURES)  # few texts say little about it
+    whitening = np.linalg.inv(np.linalg.cholesky(covariance))
     axis = np.linalg.eigh(whitening @ (halves.T @ halves) @ whitening.T)[1][:, -1] @ whitening
     median = np.median(halves @ axis)
     is_clear = np.median(np.abs(halves @ axis)) >= CLEAR
@@ -224,13 +225,10 @@ def survey(
     file = Path(datasets.config.HF_DATASETS_CACHE) / "surveys" / f"{key}.json"
     with contextlib.suppress(OSError, ValueError):  # missing or damaged
         return json.loads(file.read_text(encoding="utf-8"))
-    texts = {split: Texts(parts, verbatim) for split, parts in files.items()}
+    texts = {split: PairHashes(parts, verbatim) for split, parts in files.items()}
     train, found = texts["train"], {}
-    groups = (
-        [spread([part], LOOKED_AT) for part in files["train"]]
-        if directions_differ
-        else [spread(files["train"], LOOKED_AT)]
-    )
+    groups = [[part] for part in files["train"]] if directions_differ else [files["train"]]
+    groups = [sample_pairs(group, LOOKED_AT) for group in groups]
     axes = list(map(language_axis, groups))
     for split, some in texts.items():
         found[split] = {
@@ -240,7 +238,7 @@ def survey(
             "several_targets": some.ambiguous(by_file=directions_differ),
             "odd_lengths": int(some.odd_lengths().sum()),
         }
-        sample = spread(files[split], SAMPLE)
+        sample = sample_pairs(files[split], SAMPLE)
         found[split] |= count_kept_forms(sample, len(some.rows))
         if len(sample) < len(some.rows):
             found[split]["sampled"] = len(sample)
@@ -252,7 +250,7 @@ def survey(
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
             axis = None if directions_differ else axes[0]
-            found[split]["swapped"] = swapped_share(spread(files[split], LOOKED_AT), axis)
+            found[split]["swapped"] = swapped_share(sample_pairs(files[split], LOOKED_AT), axis)
             new = map(chr, np.flatnonzero(some.seen & ~train.seen))
             new = "".join(new if verbatim else map(normalize, new))
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
@@ -264,7 +262,7 @@ def survey(
     return found
 
 
-def spread(files: list[Dataset], count: int) -> list[tuple[str, str]]:
+def sample_pairs(files: list[Dataset], count: int) -> list[tuple[str, str]]:
     """About `count` pairs from random places in the files, or all, without those that have an empty side."""
     pairs, total = [], max(sum(map(len, files)), 1)
     for part in files:
@@ -291,7 +289,7 @@ ROWS = {
 
 
 def describe_survey(found: dict[str, dict]) -> str:
-    """The block that is printed before training, and what the options do about it."""
+    """The report that is printed before training, with the options that help."""
     table = [
         [name, *(f"{counts[key]:,}" if key in counts else "" for counts in found.values())]
         for key, name in ROWS.items()

@@ -9,7 +9,7 @@ from datasets import Dataset
 from sacrebleu.metrics import CHRF
 
 from ..data.doubts import numbers
-from ..data.survey import Texts
+from ..data.survey import PairHashes
 from ..data.texts import placeholders
 from ..errors import UserError
 from ..sentences_vanilla_transformer import has_words
@@ -52,7 +52,7 @@ class Filter:
     def apply(self, keep: Collection[str] = (), min_score: float | None = None):
         """Applies all rules that need no model, except those to `keep`. Raises UserError if no pair is left."""
         columns = {side: [getattr(pair, side) for pair in self.pairs] for side in ("source", "target")}
-        texts = Texts([Dataset.from_dict(columns)])
+        texts = PairHashes([Dataset.from_dict(columns)])
         self.drop({"empty": ~np.isin(np.arange(self.count), texts.rows)})
         pairs = self.pairs
         rules = {

@@ -49,8 +49,8 @@ class TrainingOptions:
     output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
     size: Literal["auto", "tiny", "small", "medium", "base", "big", "paper"] | None = option(
         None,
-        "size of the model, d_model 64 to 1,024, or auto: by the data and --hours; options that are not given are "
-        "chosen to fit. paper: nothing is chosen, the model has the paper's sizes (default: auto without a recipe)",
+        "size of the model: tiny (d_model 64) to big (1,024); auto: by the data and --hours; other options that are "
+        "not given are chosen to fit; paper: the paper's, and nothing is chosen (default: auto without a recipe)",
     )
     hours: float | None = option(
         None, "train for about this many hours, or less if more would bring little (default: 1)", ge=1e-3, lt=1e5
@@ -61,7 +61,7 @@ class TrainingOptions:
     model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible); it keeps its tokenizer")
     per_device_train_max_tokens: int | None = option(
         4096,
-        "tokens in a batch on each device: sentences x longest side; auto (GPU only): as many as fit, at most 32,768",
+        "tokens in a batch on each device: sentences x longest side; auto (GPU only): most of what fits, up to 32,768",
         ge=1,
         lt=2**31,
         auto=True,
@@ -79,7 +79,7 @@ class TrainingOptions:
     ] = option(
         "inverse_sqrt",
         "the paper's schedule, or another one of transformers; warmup_stable_decay stays at the peak until a fifth of "
-        "the steps is left, so a resumed run may have any other length",
+        "the steps is left; until then, a run can be resumed with another length",
     )
     warmup_steps: int = option(4000, "steps of linear warm-up to the peak learning rate", ge=0)
     max_steps: int | None = option(None, "optimizer steps to train (default: num_train_epochs epochs)", ge=1)
@@ -92,14 +92,10 @@ class TrainingOptions:
     )
     max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping", ge=0)
     weight_decay: float = option(0.0, "weight decay of the matrices", ge=0)
-    adam_beta1: float = option(
-        0.9, "share of Adam's running mean of the gradients that a step keeps (section 5.3)", ge=0, lt=1
-    )
-    adam_beta2: float = option(
-        0.98, "share of Adam's running mean of their squares that a step keeps (section 5.3)", ge=0, lt=1
-    )
+    adam_beta1: float = option(0.9, "decay of Adam's running mean of the gradients (section 5.3)", ge=0, lt=1)
+    adam_beta2: float = option(0.98, "decay of Adam's running mean of the squared gradients (section 5.3)", ge=0, lt=1)
     adam_epsilon: float = option(
-        1e-9, "added to the root of that mean, by which a step is divided (section 5.3)", ge=0
+        1e-9, "added to the root of the mean of the squared gradients, Adam's divisor (section 5.3)", ge=0
     )
     ema_decay: float | None = option(None, "decay of a moving average of the weights, to score and save", ge=0, lt=1)
     average_checkpoints: int = option(
@@ -116,7 +112,7 @@ class TrainingOptions:
     teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
     distillation_weight: float = option(0.5, "share of the teachers in the loss; the labels have the rest", ge=0)
     distillation_temperature: float = option(
-        1.0, "above 1, flattens both distributions in distillation", ge=0.1, lt=100
+        1.0, "softmax temperature of teachers and student; above 1 flattens both distributions", ge=0.1, lt=100
     )
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common, 0: none", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
