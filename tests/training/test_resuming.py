@@ -93,6 +93,8 @@ BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) w
         (settings(), settings("--seed=7"), "--seed was 42, now 7"),
         (settings(), settings("--per_device_train_max_tokens=99"), "--per_device_train_max_tokens was 4096, now 99"),
         (settings(), settings("--bpe_dropout=0.1"), "--bpe_dropout was 0.0, now 0.1"),
+        (settings(), settings("--split_digits"), "--split_digits was False, now True"),
+        (settings(), settings("--letters"), "--letters was False, now True"),
         (settings(), settings("--tokenizer_name=y"), "--tokenizer_name was None, now y"),
         (settings(), settings(*STREAM), "the training pairs .*"),
         (settings(), settings(data="d2"), "the training pairs .*"),
@@ -121,5 +123,6 @@ def test_resume_rejects_changed_batches_and_sizes(old, new, culprit):
     message = f"^Cannot resume, .* runs/checkpoint-7 was written: {culprit}. Restore them"
     with pytest.raises(UserError, match=message) as caught:
         compare_settings(FROM, old, new)
-    is_size = "attention_heads" in culprit or "activation" in culprit  # --model_name_or_path refuses it, too
-    assert ("--model_name_or_path runs/checkpoint-7" in str(caught.value)) != is_size
+    # --model_name_or_path does not change these either.
+    is_kept = any(name in culprit for name in ("attention_heads", "activation", "split_digits", "letters"))
+    assert ("--model_name_or_path runs/checkpoint-7" in str(caught.value)) != is_kept

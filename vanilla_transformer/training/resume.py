@@ -31,6 +31,8 @@ FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_
 FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
 # Further ones with joined pairs, which must fit.
 FIXED_IF_JOINED = ("max_source_length", "max_target_length")
+# What a trained tokenizer is like; it is that of the checkpoint.
+TOKENIZER = {"tokenizer_type", "letters", "split_digits", "verbatim"}
 # Sizes and switches of the model; the vocabulary is that of the checkpoint, and training keeps no cache.
 ARCHITECTURE = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name}
 ARCHITECTURE -= {"vocab_size", "use_cache"}
@@ -77,6 +79,7 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     fixed = {
         *FIXED,
         *ARCHITECTURE,
+        *TOKENIZER,
         *(FIXED_IN_STREAM if new["streaming"] else ()),
         *(FIXED_IF_JOINED if new.get("joined_pairs") else ()),
     }
@@ -84,7 +87,11 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
         culprits = ", ".join(changed[name] for name in new if name in rejected)
         raise UserError(
             f"Cannot resume, since these changed after {checkpoint} was written: {culprits}. Restore them"
-            + ("." if rejected & ARCHITECTURE else f", or start a new run with --model_name_or_path {checkpoint}.")
+            + (
+                "."
+                if rejected & (ARCHITECTURE | TOKENIZER)
+                else f", or start a new run with --model_name_or_path {checkpoint}."
+            )
         )
     return changed
 
