@@ -103,11 +103,14 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
     cache_sizes = [{0: BATCH, 2: SOURCE if ".encoder." in name else PAST} for name in cached]
     later = export(decoder, (mask, target, hidden, past), inputs, outputs, (*sizes, cache_sizes))
 
+    level = logging.getLogger().level
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime's advice to optimize each graph before quantizing it
     for name, graph in [("encoder_model", encoder_graph), ("decoder_model_merged", merge(first, later))]:
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, folder / f"{name}.onnx")
         quantized = folder / f"{name}_quantized.onnx"
         quantize_dynamic(folder / f"{name}.onnx", quantized, extra_options={"EnableSubgraph": True})
+    logging.getLogger().setLevel(level)
     check_graphs(model, folder)
 
 

@@ -48,6 +48,7 @@ WORDS_A_TOKEN, TOKENS_PER_ROOT = 30, 16
 SAME_LETTERS = 0.8  # above this share of pairs whose sides have the same letters, tokens are letters
 JOINED = 0.2  # share of joined pairs
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
+MANY_EPOCHS = 25  # from here on, a model overfits
 LIMITS, FITTING = (128, 256, 512, 1024), 0.99  # tokens of a source or target; the share of texts that must fit
 
 
@@ -215,8 +216,10 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.values["d_model"]
     epochs = trained / situation.tokens
-    dropout = 0.1 if epochs < 25 or width <= SIZES["tiny"].d_model else 0.2
-    choices = [optimizer, size, Choice({"dropout": dropout}, f"each pair is read about {epochs:.1f} times")]
+    is_narrow = width <= SIZES["tiny"].d_model
+    dropout = 0.1 if epochs < MANY_EPOCHS or is_narrow else 0.2
+    reason = "a narrow model needs little" if is_narrow else f"each pair is read about {epochs:.1f} times"
+    choices = [optimizer, size, Choice({"dropout": dropout}, reason)]
     choices += choose_steps(situation, trained, largest_batch)
     if situation.values["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
