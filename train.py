@@ -231,7 +231,7 @@ def prepare(
 ) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset], Options]:
     """Loads the pairs, makes the tokenizer and the model, tokenizes the pairs, and chooses the options that are free.
 
-    One process per machine prepares the data; the others read it from the disk then.
+    One process per machine prepares the data; the others then read it from the disk.
 
     Returns:
         The pairs, the tokenizer, the model on its device, the pairs as token ids, and all options.

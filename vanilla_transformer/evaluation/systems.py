@@ -131,11 +131,9 @@ def results_table(results: dict) -> str:
         if "megabytes" in system:
             row["MB"] = f"{system['megabytes']:,.1f}"
         rows.append(row)
-    lines = [
-        tabulate(rows, "keys", "github", disable_numparse=True),
-        "",
-        f"- {results['sentences']:,} sentence{'s' * (results['sentences'] != 1)}",
-    ]
+    count = results["sentences"]
+    table = tabulate(rows, "keys", "github", disable_numparse=True)
+    lines = [table, "", f"- {count:,} sentence{'s' * (count != 1)}"]
     if any(system["BLEU"]["p_value"] is not None for system in results["systems"].values()):
         baseline = rows[0]["system"]
         lines.append(f"- p: the probability of so large a difference from {baseline} by chance; *: at most 0.05")

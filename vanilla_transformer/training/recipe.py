@@ -183,8 +183,8 @@ def free_options(
     """
     if options.size == "paper" or options.model_name_or_path or (recipe is not None and options.size is None):
         if options.hours is not None or options.size not in (None, "paper"):
-            why = "--model_name_or_path" if options.model_name_or_path else options.size and "--size paper"
-            why = why or f"the recipe {recipe}"
+            why = f"the recipe {recipe}" if options.size is None else "--size paper"
+            why = "--model_name_or_path" if options.model_name_or_path else why
             name = "size" if options.hours is None else "hours"
             remedy = "leave it out" if name == "size" else "give --max_steps or --num_train_epochs instead"
             raise UserError(f"--{name} has no effect here: {why} fixes all options; {remedy}.")

@@ -85,13 +85,10 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     }
     if rejected := changed.keys() & fixed:
         culprits = ", ".join(changed[name] for name in new if name in rejected)
+        is_kept = rejected & (ARCHITECTURE | TOKENIZER)  # by fine-tuning, too
+        other = "" if is_kept else f", or start a new run with --model_name_or_path {checkpoint}"
         raise UserError(
-            f"Cannot resume, since these changed after {checkpoint} was written: {culprits}. Restore them"
-            + (
-                "."
-                if rejected & (ARCHITECTURE | TOKENIZER)
-                else f", or start a new run with --model_name_or_path {checkpoint}."
-            )
+            f"Cannot resume, since these changed after {checkpoint} was written: {culprits}. Restore them{other}."
         )
     return changed
 

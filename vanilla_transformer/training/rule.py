@@ -39,7 +39,7 @@ CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_tra
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
-TRAINING_SHARE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
+TRAINING_SHARE = 0.85  # of the time; the rest is for evaluation, checkpoints and the start
 STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
