@@ -20,7 +20,7 @@ def test_page_has_the_rows_that_the_script_prints(tmp_path):
     assert all(row[1:] in [others for _, *others in on_page] for row in by_system)
 
 
-@pytest.mark.parametrize("folder", ["multi30k_tiny", "multi30k_en_de", "multi30k_en_de-2"])
+@pytest.mark.parametrize("folder", ["multi30k_tiny", "multi30k_en_de", "multi30k_en_de-2", "multi30k_rule"])
 def test_translations_are_those_that_were_scored(folder):
     digests = json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))["sha256"]
     files = {name: digest for name, digest in digests.items() if name.startswith("hypotheses/")}
