@@ -45,9 +45,10 @@ def main(argv: list[str] | None = None):
     draw_training(runs, folder / "training.png")
     tables = [by_system(results, runs), by_seed(results, runs)]
     if args.references:
-        tables.append(
-            by_pair(results, folder / "hypotheses", args.references.read_text(encoding="utf-8").splitlines())
-        )
+        references = lines_of(args.references)
+        if len(references) != results["sentences"]:
+            parser.error(f"{args.references} has {len(references)} lines, not {results['sentences']}.")
+        tables.append(by_pair(results, folder / "hypotheses", references))
     for rows in tables:
         print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")
     for metric, signature in results["signatures"].items():
@@ -108,14 +109,14 @@ def by_pair(results: dict, hypotheses: Path, references: list[str]) -> list[dict
     The 95 % interval and p are those of a paired bootstrap test (Koehn, 2004) of 1,000 resamples, each of which takes
     the same sentences from all models.
     """
-    options = results["options"]
-    bleu = BLEU(lowercase=options["lowercase"], tokenize=options["bleu_tokenize"], force=True)
+    signature = dict(part.split(":") for part in results["signatures"]["BLEU"].split("|"))
+    bleu = BLEU(lowercase=signature["case"] == "lc", tokenize=signature["tok"], force=True)
     resamples = numpy.random.default_rng(12345).integers(len(references), size=(1000, len(references)))
     resamples[0] = numpy.arange(len(references))  # the test set itself
     scores: dict[str, dict[str, numpy.ndarray]] = {}  # by system and seed
     for name in results["systems"]:
         if "+" not in name and (seed := re.search(r"-(\d+)$", name)):
-            texts = (hypotheses / file_name(name)).read_text(encoding="utf-8").splitlines()
+            texts = lines_of(hypotheses / file_name(name))
             counts = numpy.array(bleu._extract_corpus_statistics(texts, [references]))
             sums = [counts[sentences].sum(0) for sentences in resamples]
             found = numpy.array([bleu._compute_score_from_stats([*map(int, one)]).score for one in sums])
@@ -132,6 +133,11 @@ def by_pair(results: dict, hypotheses: Path, references: list[str]) -> list[dict
             row |= {"95 %": f"{low:+.2f} to {high:+.2f}", "p": f"{(by_chance.sum() + 1) / len(resamples):.3f}"}
             rows.append(row | {"of each seed": ", ".join(f"{one:+.2f}" for one in each[:, 0])})
     return rows
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file, in which only a line feed ends one."""
+    return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
 def draw_training(runs: dict, path: Path):

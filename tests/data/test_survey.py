@@ -218,6 +218,10 @@ def test_one_language_has_no_swapped_sides(task):
     assert found["train"]["swapped"] < 0.01 and "swapped" not in describe_survey(found)
 
 
+def test_numbers_are_in_no_language():
+    assert counts([(str(n), str(2 * n)) for n in range(500)])["train"]["swapped"] == 0
+
+
 def test_a_few_pairs_of_a_catalogue_may_be_swapped():
     """Eight short ones, repeated, every third the wrong way round."""
     menu = [("Open file", "Datei öffnen"), ("Save as…", "Speichern unter …"), ("Close", "Schließen")]

@@ -81,16 +81,19 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys, monkeypatch)
 
 
 def test_quality_compares_systems_over_their_seeds(script, tmp_path, capsys):
-    words = [f"sentence {n} of a test set" for n in range(40)]
+    words = [f"sentence {n}\u2028of a test set" for n in range(40)]
     worse = [line.replace("of a", "a of") for line in words]
     texts = {"b-1": worse, "b-2": words, "a-1": worse, "a-2": words, "c-1": words, "c-2": words, "d-3": words}
     results = json.loads((ROOT / "docs" / "results" / "multi30k_tiny" / "results.json").read_text(encoding="utf-8"))
-    results["systems"] = dict.fromkeys(texts, results["systems"].popitem()[1])
+    results |= {"systems": dict.fromkeys(texts, results["systems"].popitem()[1]), "sentences": 40, "options": {}}
     (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
     (tmp_path / "hypotheses").mkdir()
     for name, lines in texts.items():
         (tmp_path / "hypotheses" / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     references = tmp_path / "hypotheses" / "c-1.txt"
+    with pytest.raises(SystemExit):
+        script("quality").main([str(tmp_path), "--references", str(tmp_path / "results.json")])
+    assert "results.json has 1 lines, not 40." in capsys.readouterr().err
     script("quality").main([str(tmp_path), "--references", str(references)])
     rows = table_rows(capsys.readouterr().out.split("\n\n")[2])
     half = corpus_bleu(worse, [words], tokenize="none", lowercase=True).score

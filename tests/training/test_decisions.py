@@ -122,6 +122,16 @@ def test_a_stream_that_soon_ends_has_as_many_words_as_it_has(decide):
     assert decide(argv="--streaming --max_steps=3")["vocab_size"] == decide()["vocab_size"]
 
 
+def test_a_short_stream_is_read_again_and_again(decide):
+    chosen = decide(argv="--streaming --max_steps=20000")
+    assert chosen["d_model"] == decide(argv="--max_steps=20000")["d_model"] == 64
+
+
+def test_sources_with_tags_are_not_joined(decide):
+    tagged = [(f">>de<< {source}", target) for source, target in SENTENCES[:100]]
+    assert "joined_pairs" not in decide(tagged + SENTENCES)
+
+
 def test_of_a_long_stream_only_what_is_read_counts(decide, capsys):
     """Evaluations take at most a tenth of the time; there are 20 validation pairs."""
     pairs = [(f"the dog number {n} sleeps", f"der Hund Nummer {n} schläft") for n in range(6000)]

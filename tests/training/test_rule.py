@@ -156,6 +156,7 @@ def test_each_digit_is_a_token_as_each_letter_may_be(corpus):
             {"max_source_length": 200, "max_target_length": 200},
         ),
         ((300, 300), "--max_position_embeddings=200 --position_embedding_type=learned", {}),
+        ((1500, 300), "--max_position_embeddings=3000 --position_embedding_type=learned", {}),
         ((300, 300), "--tokenizer_name=t --teacher=t", {}),
     ],
 )
@@ -176,7 +177,8 @@ def test_limits_of_lengths_are_no_higher_than_the_positions_of_the_model(longest
         ["--train_file=x.tsv", "--max_position_embeddings=99", "--position_embedding_type=learned"]
     )
     choices = choose_lengths([(longest, longest)], options.values(), options.free)
-    assert choices[0] == Choice({"max_source_length": 99}, "learned positions end there")
+    limits = [{"max_source_length": 99}, {"max_target_length": 99}]
+    assert choices == [Choice(limit, "learned positions end there") for limit in limits]
 
 
 def test_more_data_and_more_time_give_a_larger_model():

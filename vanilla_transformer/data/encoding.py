@@ -150,10 +150,11 @@ def tokenize_pairs(
     drops = {"empty": len(dataset) - len(filled), "too long": len(filled) - len(encoded)}
     if len(encoded) == 0:
         names = ("--max_source_length ", "--max_target_length ") if split == "train" else ("", "")
+        remedy = "; raise these limits, or give shorter texts." if drops["too long"] else "."
         raise UserError(
             f"None of the {len(dataset)} pairs of the {split} split is usable: {drops['empty']} have an empty or "
             f"missing side, {drops['too long']} a source longer than {names[0]}{max_source_length} or a target longer "
-            f"than {names[1]}{max_target_length} tokens."
+            f"than {names[1]}{max_target_length} tokens{remedy}"
         )
     return encoded, drops
 

@@ -19,7 +19,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
-from ..sentences_vanilla_transformer import LINE, SOURCE_KINDS, sentence_ends
+from ..sentences_vanilla_transformer import LINE, SOURCE_KINDS, has_words, sentence_ends
 from .rows import random_rows
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize, to_form
 
@@ -131,6 +131,8 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
         found[f"usual_{unit}"] = most if most < 10 else 1000
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
     untagged = [TAGS.sub("", source) for source, _ in pairs]
+    tagged = sum(source != body for (source, _), body in zip(pairs, untagged, strict=True))
+    found["tagged_sources"] = tagged >= max(SEEN * len(pairs), 1)
     for kind, is_of_kind in SOURCE_KINDS.items():
         # In German, ordinary sentences may look like headlines; then one in a thousand does.
         share = SEEN / 10 if kind == "title_sources" else SEEN
@@ -163,6 +165,7 @@ def letters_of(text: str) -> str:
 
 def swapped_share(pairs: list[tuple[str, str]], axis: np.ndarray | None) -> float:
     """The share of the pairs whose sides are swapped, along the [`language_axis`] of these or other pairs."""
+    pairs = with_letters(pairs)
     if axis is None or len(pairs) < FEW:
         return 0.0
     return float((half_differences(pairs) @ axis <= -CLEAR).mean())
@@ -176,6 +179,7 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
     of a pair differ most in relation to the standard deviation of the midpoints of all pairs. If both sides are in one
     language, as texts and their corrections are, the midpoints differ more than the sides.
     """
+    pairs = with_letters(pairs)
     if len(pairs) < FEW:
         return None
     halves = half_differences(pairs)
@@ -188,6 +192,11 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
     median = np.median(halves @ axis)
     is_clear = np.median(np.abs(halves @ axis)) >= CLEAR
     return axis * (1 if median >= 0 else -1) if is_clear else None
+
+
+def with_letters(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs whose sides both have letters: numbers belong to no language."""
+    return [pair for pair in pairs if all(map(has_words, pair))]
 
 
 def half_differences(pairs: list[tuple[str, str]]) -> np.ndarray:

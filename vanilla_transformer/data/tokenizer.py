@@ -402,7 +402,7 @@ def make_tokenizer(
         for way, is_asked in {"verbatim": verbatim, "letters": letters, "split_digits": split_digits}.items():
             if is_asked and not tokenizer.init_kwargs.get(way):
                 raise UserError(f"--{way} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
-        if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
+        if option in ("--model_name_or_path", "--resume_from_checkpoint") and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
                 f"{len(tokenizer)} tokens, to which none can be added."

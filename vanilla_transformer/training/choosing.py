@@ -55,8 +55,8 @@ def decide_training(
         largest_batch=trials.largest,
         speed=trials.speed,
     )
-    if not isinstance(pairs["train"], Sized):  # a stream, in which no pair is read again
-        situation = replace(situation, tokens=situation.asked)
+    if not isinstance(pairs["train"], Sized):  # a stream that may be longer than what is read of it
+        situation = replace(situation, tokens=min(situation.tokens, situation.asked))
     choices, doubts = choose_training(situation)
     if trials.refusal:
         raise UserError(trials.refusal)
@@ -87,7 +87,8 @@ def look_at(pairs: Splits, options: Options) -> Corpus:
     means = {name: tuple(found[name]) for name in ("words", "characters", "hidden_words")}
     # Sources of several lines are not joined either.
     usual, same = max(found["usual_sentences"], found["usual_lines"]), found["same_letters"]
-    return Corpus(count, distinct, **means, sentences=usual, held_out=held_out, same_letters=same)
+    tagged = found["tagged_sources"]
+    return Corpus(count, distinct, **means, sentences=usual, held_out=held_out, same_letters=same, has_tags=tagged)
 
 
 def print_choices(choices: list[Choice]) -> dict[str, object]:

@@ -76,6 +76,7 @@ class Corpus:
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
         hidden_words: The mean number of words of a text that no spaces separate.
+        has_tags: Whether at least 1 % of the sources begin with tags, such as `>>de<<`.
     """
 
     pairs: int
@@ -86,6 +87,7 @@ class Corpus:
     held_out: int
     same_letters: float = 0.0
     hidden_words: tuple[float, float] = (0.0, 0.0)
+    has_tags: bool = False
 
     @property
     def lengths(self) -> tuple[float, float]:
@@ -119,7 +121,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         choices.append(Choice({"vocab_size": size}, reason))
     if "split_digits" in free and not has_letters:
         choices.append(Choice({"split_digits": True}, "numbers are easier to copy and to compute digit by digit"))
-    if "joined_pairs" in free and corpus.sentences == 1 and corpus.has_sentences:
+    if "joined_pairs" in free and corpus.sentences == 1 and corpus.has_sentences and not corpus.has_tags:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
         choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
@@ -134,14 +136,16 @@ def choose_lengths(lengths: list[tuple[int, int]], values: Mapping[str, object],
     pairs = [dict(zip(names, pair, strict=True)) for pair in lengths]
     # A limit that is given drops pairs, whose other side need not fit.
     pairs = [pair for pair in pairs if all(name in free or pair[name] <= values[name] for name in names)]
-    possible = [*LIMITS]
-    if values["position_embedding_type"] == "learned" and (most := values["max_position_embeddings"]):
-        possible = [limit for limit in LIMITS if limit < most] + [most]
+    most = LIMITS[-1]
+    if values["position_embedding_type"] == "learned":
+        most = min(most, values["max_position_embeddings"] or most)
+    possible = [limit for limit in LIMITS if limit < most] + [most]
     choices = []
     for name in names:
         side, text = sorted(pair[name] for pair in pairs), name.split("_")[1]  # source or target
-        if name not in free or not side:
+        if name not in free:
             continue
+        side = side or [0]
         needed = side[math.ceil(FITTING * len(side)) - 1]
         long = sum(length > LIMITS[0] for length in side) / len(side)
         reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
