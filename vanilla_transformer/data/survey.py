@@ -1,4 +1,4 @@
-"""A look at the pairs before training: what is odd about them, and how many of them that are."""
+"""A look at the pairs before training: what is odd about them, and about how many."""
 
 import contextlib
 import json
