@@ -114,8 +114,9 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
 
     `several_sentences` and `several_lines` count the sources that have them. `usual_sentences` and `usual_lines` are
     the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. Each of [`SOURCE_KINDS`] tells
-    whether at least one in a hundred is of that kind or, in title case, one in a thousand. `words` and `characters`
-    are the [`usual_mean`] of sources and of targets, and `hidden_words` that of their [`hidden_words`].
+    whether at least one in a hundred is of that kind or, in title case, one in a thousand; `tagged_sources`, whether
+    at least one in a hundred begins with [`TAGS`]. `words` and `characters` are the [`usual_mean`] of sources and of
+    targets, and `hidden_words` that of their [`hidden_words`].
     `same_letters` is the share of pairs whose sides have the same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)

@@ -18,7 +18,7 @@ from .rule import LARGEST_BATCH, LARGEST_BATCH_ON_GPU, SMALLEST_BATCH, USUAL_BAT
 
 
 class Trials:
-    """Times a few steps of models that are made for it, with batches of pairs of the usual `length`.
+    """Times a few training steps of throw-away models, with batches of pairs of the usual `length`.
 
     Attributes:
         largest: The most tokens of a batch to choose.
