@@ -24,7 +24,7 @@ from peers import SIZES, SMOOTHING, fields, read_pairs
 from transformers import DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer.data.tokenizer import train_tokenizer
-from vanilla_transformer.training.rule import USABLE
+from vanilla_transformer.training.rule import TRAINING_SHARE
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 ADAM = "--optimizer adamw --lr_scheduler_type linear --joined_pairs 0 --dropout 0.1"
@@ -51,7 +51,7 @@ def ours(options: argparse.Namespace, folder: str, further: str) -> tuple[int, i
 
 def marian(options: argparse.Namespace, folder: str, size: str, learning_rate: float) -> tuple[int, int, float, float]:
     """Trains MarianMTModel, and returns the same."""
-    end = time.perf_counter() + options.hours * 3600 * USABLE
+    end = time.perf_counter() + options.hours * 3600 * TRAINING_SHARE
     vocab_size, _ = MARIAN[size]
     pairs = {split: read_pairs(options.data, split, options.languages) for split in ("train", "test")}
     tokenizer = train_tokenizer([text for pair in pairs["train"] for text in pair], vocab_size)
@@ -141,8 +141,9 @@ def main():
     page += [
         "",
         f"{count:,} pairs, {'-'.join(options.languages)}; each system has {60 * options.hours:g} minutes, of which "
-        f"{1 - USABLE:.0%} are not for training; greedy search. MarianMTModel has batches of {SENTENCES} sentences "
-        "of similar lengths, label smoothing, and a tenth of the steps as warm-up before a linear fall.",
+        f"{1 - TRAINING_SHARE:.0%} are not for training; greedy search. MarianMTModel has batches of "
+        f"{SENTENCES} sentences of similar lengths, label smoothing, and a tenth of the steps as warm-up before a "
+        "linear fall.",
         "",
         *report.table(COLUMNS, rows),
     ]

@@ -92,6 +92,23 @@ def test_imports_run_one_way(path):
     assert wrong_arrows(path) == []
 
 
+def missing_names(path: Path) -> list[str]:
+    """What a file imports from the package that is not there."""
+    names = [
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("vanilla_transformer")
+        for alias in node.names
+    ]
+    return [f"{module}.{name}" for module, name in names if not hasattr(__import__(module, fromlist=[name]), name)]
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples"])
+def test_scripts_import_names_that_exist(folder):
+    """Most of these scripts run in slow tests only."""
+    assert {path: missing for path in (ROOT / folder).rglob("*.py") if (missing := missing_names(path))} == {}
+
+
 def test_models_are_opened_in_one_place():
     """In loading.py, but for checkpoints of fairseq, and the process in which a push tries a model."""
     opened = re.compile(r"\b(?:Auto\w+|\w+Tokenizer\w*|\w*Model|\w+Generation)\.from_pretrained\(|\btorch\.load\(")
