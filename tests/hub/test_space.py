@@ -1,5 +1,6 @@
 """The Space that shows a pushed model."""
 
+import ast
 import os
 import re
 import socket
@@ -14,7 +15,7 @@ from helpers import ROOT
 from hub_server import LoopbackHub, python, run_python
 
 from vanilla_transformer import Translator
-from vanilla_transformer.hub.space import space_files
+from vanilla_transformer.hub.space import LIBRARIES, space_files
 
 SCRIPT = ROOT / "push_to_hub.py"
 # An editable installation would lend the package in the folder the modules that it lacks.
@@ -36,6 +37,16 @@ def test_card_requirements_and_program_name_what_they_need():
     assert '"me/toy", revision="v2"' in files["app.py"]
     shown = {name.split("/")[1] for name in files if "/" in name}
     assert {"demo", "inspection", "engines"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
+
+
+def test_requirements_have_all_that_the_files_import():
+    files = {name: ast.parse(content) for name, content in space_files("me/toy").items() if name.endswith(".py")}
+    nodes = [node for tree in files.values() for node in ast.walk(tree)]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    imported = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    installed = {*LIBRARIES, "gradio"} | {"huggingface_hub", "packaging", "regex", "tqdm"}  # transformers needs these
+    assert imported - installed == {"vanilla_transformer"}
 
 
 @pytest.mark.slow

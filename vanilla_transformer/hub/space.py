@@ -10,19 +10,9 @@ from .upload import hub_errors
 
 PACKAGE = Path(__file__).parents[1]
 # The page with all that it imports; a Space does not install this package.
-PARTS = [
-    "__init__.py",
-    "errors.py",
-    "files.py",
-    "languages.py",
-    "loading.py",
-    "versions.py",
-    "*_vanilla_transformer.py",
-    "engines/__init__.py",
-    "inspection/*.py",
-    "demo/*.py",
-]
-LIBRARIES = ["torch", "transformers", "tokenizers", "safetensors", "matplotlib"]
+PARTS = "__init__.py errors.py files.py languages.py loading.py versions.py *_vanilla_transformer.py demo/*.py "
+PARTS += "engines/__init__.py inspection/__init__.py inspection/a*.py inspection/checks.py"
+LIBRARIES = ["torch", "transformers", "tokenizers", "safetensors", "matplotlib", "langcodes"]
 GRADIO = "6.31.0"  # installed by the Space itself
 APP = """from vanilla_transformer import Translator
 from vanilla_transformer.demo.app import launch, make_app
@@ -61,7 +51,7 @@ def space_files(model_id: str, revision: str | None = None) -> dict[str, bytes]:
         "pre-requirements.txt": f"--index-url https://download.pytorch.org/whl/cpu\n{torch}\n",
         "requirements.txt": "\n".join([torch, *others]) + "\n",
     }
-    package = {path for part in PARTS for path in PACKAGE.glob(part)}
+    package = {path for part in PARTS.split() for path in PACKAGE.glob(part)}
     sources = {f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in package}
     return {name: text.encode() for name, text in files.items()} | dict(sorted(sources.items()))
 
