@@ -51,9 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--space", help="also upload a Space that shows the model in a browser")
     parser.add_argument("--native", action="store_true", help="push it in a form that loads without remote code")
     parser.add_argument(
-        "--trust_remote_code",
-        action="store_true",
-        help="run and push the code of the directory, not this package's",
+        "--trust_remote_code", action="store_true", help="run and push the code of the directory, not this package's"
     )
     parser.add_argument("--dry_run", action="store_true", help="check, write a missing card, list files; push nothing")
     return parser

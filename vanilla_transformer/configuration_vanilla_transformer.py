@@ -121,8 +121,6 @@ class VanillaTransformerConfig(PretrainedConfig):
     def __post_init__(self, **kwargs):
         for key, value in kwargs.items():
             self.check_key(key, value)
-        if isinstance(labels := kwargs.get("num_labels"), int) and labels > 1000:
-            del kwargs["num_labels"]  # unused here, and transformers would make a name for each
         for alias, name in self.attribute_map.items():
             if alias in kwargs:
                 setattr(self, name, kwargs.pop(alias))  # checked, unlike those that transformers sets

@@ -17,9 +17,8 @@ class HelpFormatter(argparse.HelpFormatter):
     def _format_args(self, action, default_metavar):
         if action.const is not True:
             return super()._format_args(action, default_metavar)
-        return (
-            "{true,false}" if action.nargs == "?" and action.default is not False else ""
-        )  # a switch is off by itself
+        is_switch = action.nargs != "?" or action.default is False  # off by itself
+        return "" if is_switch else "{true,false}"
 
     def _format_action_invocation(self, action):
         action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]

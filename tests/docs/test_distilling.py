@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from helpers import ROOT, read_sample, save_untrained, table_rows
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import load_verb
+from vanilla_transformer.commands.parser import dataclass_of
 from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.students.training import check_training, training_words
 from vanilla_transformer.training.rule import SIZES
@@ -25,7 +25,7 @@ def test_a_command_is_accepted(command, tmp_path, monkeypatch):
     for name in ("true.tsv", "test.tsv", "test.jsonl"):
         Path(name).write_text("en\tde\na\tb\n")
     given = load_verb("distill")[1].parse_args(shlex.split(command.replace("\\\n", "")))
-    options = DistillOptions(**{field.name: getattr(given, field.name) for field in fields(DistillOptions)})
+    options = dataclass_of(DistillOptions, given)
     options.check()
     check_training(options, training_words(options, given.rest)[1])
 

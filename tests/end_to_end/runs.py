@@ -70,7 +70,7 @@ def execute(argv: list[str]) -> tuple[int, str, str]:
     status, out, err = 0, io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["train.py", *argv])
-        patch.setattr(hardware, "configure_cpu", lambda precision: None)  # one thread is the fastest
+        patch.setattr(hardware, "configure", lambda *_: None)  # one thread is the fastest
         try:
             with processes.exit_on_error():
                 script.main()
@@ -140,7 +140,7 @@ def work(argv: list[str], log: Path, fault, cwd: Path, cache: Path, env: dict):
     torch.set_num_threads(1)
     # The default, as in a shell: else the workers that read data would be forks of one more server, which imports.
     multiprocessing.set_start_method(None, force=True)
-    hardware.configure_cpu = lambda precision: None
+    hardware.configure = lambda *_: None
     if not argv[0].startswith("-"):
         return command(argv)
     run_folder.plot_training_curves = run_folder.draw_attention = lambda *_: None  # half the time of a small run

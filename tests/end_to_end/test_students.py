@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch) -> Path:
     """The current directory, with 60 texts and two test pairs; groups are small."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(groups, "GROUP", 25)
-    monkeypatch.setattr(hardware, "configure_cpu", lambda precision: None)
+    monkeypatch.setattr(hardware, "configure", lambda *_: None)
     write_texts(tmp_path, 60)
     return tmp_path
 

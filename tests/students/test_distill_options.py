@@ -72,13 +72,6 @@ def test_texts_without_visible_characters_are_refused(tmp_path):
         read_texts(DistillOptions(Path("out"), teacher=["a"], source_file=[str(file)]), None)
 
 
-def test_a_line_that_is_too_long_is_named(tmp_path):
-    file = tmp_path / "mono.en"
-    file.write_text(f"A dog.\n{'a' * 100_001}\n")
-    with pytest.raises(UserError, match=f"line 2 of {file} has 100,001 characters, and at most 100,000 are read; spl"):
-        read_texts(DistillOptions(Path("out"), teacher=["a"], source_file=[str(file)]), None)
-
-
 def test_forms_are_those_of_convert():
     assert find_forms(["none"]) == [] and find_forms(["native", "vanilla", "native"]) == ["native", "vanilla"]
     with pytest.raises(UserError, match="--to marble is not a form; choose among vanilla, native"):

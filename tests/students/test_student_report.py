@@ -10,6 +10,7 @@ from helpers import TEXTS, table_rows
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.distill import find_systems
 from vanilla_transformer.evaluation.scores import Scorer
+from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.students.scoring import System, compare, megabytes, table, write_report
 from vanilla_transformer.students.translating import Teacher
 
@@ -60,6 +61,6 @@ def test_a_table_shows_texts_as_they_are():
 
 
 def test_teachers_of_any_name_have_rows_of_their_own():
-    teachers = [Teacher([name]) for name in ("student", "a", "a", "source")]
+    teachers = [Teacher([name], DistillOptions("out")) for name in ("student", "a", "a", "source")]
     names = ["student (teacher 1)", "a", "a (teacher 3)", "source (teacher 4)", "student"]
     assert [*find_systems(Path("out"), teachers, [])] == names

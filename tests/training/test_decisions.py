@@ -76,7 +76,7 @@ def test_what_no_model_may_have_is_refused_as_when_it_is_built(decide):
 
 def test_a_step_that_does_not_fit_into_memory_is_not_tried(decide, monkeypatch):
     monkeypatch.setattr(trials, "free_bytes", lambda _: 2**20)
-    with pytest.raises(UserError, match="^A training step with .* does not fit into the memory that is free"):
+    with pytest.raises(UserError, match=r"^A batch of .* tokens does not fit into memory; choose a smaller"):
         decide(speed=None)
 
 

@@ -74,7 +74,7 @@ def test_processes_share_the_cores_of_a_machine(num_processes, monkeypatch):
     monkeypatch.setattr(hardware, "is_thread_count_given", lambda: False)
     monkeypatch.setattr(hardware, "configure_malloc", malloc)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
-    hardware.configure_cpu("no")
+    hardware.configure(torch.device("cpu"), "no")
     threads.assert_called_once_with(12 // num_processes)
     malloc.assert_called_once_with()
 
@@ -112,7 +112,7 @@ def test_bfloat16_warning_on_a_cpu_without_it(has_bfloat16, monkeypatch, capsys)
     monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: has_bfloat16)
     monkeypatch.setattr(hardware, "configure_malloc", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    hardware.configure_cpu("bf16")
+    hardware.configure(torch.device("cpu"), "bf16")
     assert ("--mixed_precision bf16 is many times slower" in capsys.readouterr().out) == (not has_bfloat16)
 
 

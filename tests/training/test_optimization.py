@@ -35,13 +35,14 @@ def test_learning_rate_is_equation_3(d_model, warmup_steps):
 
 @pytest.mark.parametrize("d_model, limit", [(64, 3e-3), (128, 2.8e-3), (256, 1.4e-3), (512, 7.0e-4), (1024, 4.9e-4)])
 def test_default_peak_is_limited_where_models_of_this_width_learn(d_model, limit):
+    def peak(warmup_steps: int, *argv: str) -> float:
+        return optim.choose_learning_rate(training_options(f"--warmup_steps={warmup_steps}", *argv), d_model, {})
+
     for warmup_steps in (0, 50, 500):
-        peak, said = optim.default_learning_rate(d_model, warmup_steps, is_new=True)
-        assert peak == pytest.approx(limit, rel=0.02) and f"--warmup_steps {warmup_steps} is short" in said
+        assert peak(warmup_steps) == pytest.approx(limit, rel=0.02)
     for warmup_steps in (4000, 16000):
-        expected = (optim.paper_learning_rate(d_model, warmup_steps), "")
-        assert optim.default_learning_rate(d_model, warmup_steps, is_new=True) == expected
-    assert optim.default_learning_rate(d_model, 4000, is_new=False)[0] == 1e-4
+        assert peak(warmup_steps) == optim.paper_learning_rate(d_model, warmup_steps)
+    assert peak(4000, "--model_name_or_path=x") == 1e-4
 
 
 def test_schedule_without_warmup_starts_at_its_peak():
@@ -371,11 +372,12 @@ def test_steps_are_given_or_counted_from_epochs(capsys):
         return optim.count_steps(training_options("--learning_rate=0.5", *argv), batches, 2, done)
 
     assert count("--num_train_epochs=2.5") == 9  # of 17.5 batches, two a step
-    assert count("--max_steps=6", "--warmup_steps=6", done=6) == 6
+    assert count("--max_steps=6", "--warmup_steps=6", done=6) == count("--max_steps=6", "--lr_scheduler_type=constant")
     assert capsys.readouterr().out.splitlines() == [
         "steps 0 to 9, learning rate up to 5.00e-01",
         "warning: the run ends during warm-up; lower --warmup_steps, or train longer.",
         "steps 6 to 6, learning rate up to 5.00e-01",
+        "steps 0 to 6, learning rate up to 5.00e-01",
     ]
     with pytest.raises(UserError, match="^The run ends at step 6, but checkpoint-7 is past it; raise --max_steps"):
         count("--max_steps=6", done=7)

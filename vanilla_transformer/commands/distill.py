@@ -10,7 +10,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
@@ -55,7 +54,7 @@ from ..training.recipe import HelpFormatter, Options
 from ..training.run_folder import LOCK, lock_output_dir
 from . import convert
 from .evaluate import read_lines
-from .parser import Parser
+from .parser import Parser, dataclass_of
 
 DATACLASSES = [DistillOptions]
 INT8 = "student, ctranslate2 int8"  # in the table of scores
@@ -68,9 +67,8 @@ def add_arguments(parser: Parser):
 
 def run(options: argparse.Namespace):
     """Distills; if it is stopped, says how to go on."""
-    given = {field.name: getattr(options, field.name) for field in fields(DistillOptions)}
     try:
-        distill(DistillOptions(**given), options.rest)
+        distill(dataclass_of(DistillOptions, options), options.rest)
     except (KeyboardInterrupt, SystemExit) as stopped:
         # train.py exits with 128 + the number of a signal.
         is_signal = isinstance(stopped, KeyboardInterrupt) or (isinstance(stopped.code, int) and stopped.code > 128)

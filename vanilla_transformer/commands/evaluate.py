@@ -20,6 +20,7 @@ from pathlib import Path
 from sacrebleu.utils import smart_open
 from tabulate import tabulate
 
+from ..data.options import DatasetOptions
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..errors import UserError, explaining, noting
@@ -32,11 +33,10 @@ from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
 from ..loading import Translator, set_languages
 from ..training.hardware import configure_malloc
-from .parser import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
+from .parser import GENERATION, LOADING, add_dataset_options, add_translation_options, dataclass_of, positive
 
 TUNABLE = tuple(name for name in OURS if name != "loss")  # beside numbers of --metrics
 UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for
-LONGEST_LINE = 100_000  # characters, which take seconds to score; megabytes take minutes
 EXAMPLES = """
          vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
              --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser):
     systems = {"dest": "systems", "nargs": "+", "action": "extend", "default": []}
     models = "models, each a system of its own: directories or Hub ids; with + between them, an ensemble"
     add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
-    add("--revision", help="the commit, branch or tag of the models on the Hub (default: main)")
     add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one per line")
     add_dataset_options(parser, required=False)
     several = {"nargs": "+", "action": "extend", "metavar": "FILE"}
@@ -106,7 +105,7 @@ def run(options: argparse.Namespace):
             counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
             raise UserError(f"{counts}; give files that correspond line by line.")
     metrics = Metrics(options.metrics, options.metric_kwargs)
-    language = dataset_options(options).target_language
+    language = dataclass_of(DatasetOptions, options).target_language
     scorer = Scorer(language, options.bleu_tokenize, options.lowercase, options.score_normalization, metrics)
     # All that may fail, before hours of translating.
     numbers = metrics.load(references, sources)
@@ -179,7 +178,7 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
         references = [list(texts) for texts in zip(first, *others, strict=True)] if others else first
         return options.sources and read_lines(options.sources), references
     split, others = "test" if options.test_file else options.split, "--test_file, or --sources and --references"
-    pairs = load_split(dataset_options(options), split, options.test_file, others)
+    pairs = load_split(dataclass_of(DatasetOptions, options), split, options.test_file, others)
     if not any(pairs["target"]):
         what = f"--split {options.split} of {options.dataset_name}"
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
@@ -225,10 +224,6 @@ def read_lines(file: str) -> list[str]:
         texts = [line.rstrip() for line in lines]
     if not any(texts):
         raise UserError(f"{file} is empty; give a file with one text per line.")
-    for number, text in enumerate(texts, 1):
-        if len(text) > LONGEST_LINE:
-            found = f"line {number:,} of {file} has {len(text):,} characters"
-            raise UserError(f"{found}, and at most {LONGEST_LINE:,} are read; split or remove it.")
     return texts
 
 
@@ -255,7 +250,7 @@ def file_name(system: str) -> str:
 
 def load_translator(name: str, options: argparse.Namespace) -> Translator:
     """A model, or an ensemble `a+b`. Raises UserError if it cannot be loaded."""
-    given = {key: getattr(options, key) for key in (*LOADING, "revision")}
+    given = {key: getattr(options, key) for key in LOADING}
     configure_malloc()
     models = [name] if Path(name).exists() else name.split("+")
     if options.backend != "torch":
@@ -296,6 +291,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
         card = f"{name}/README.md is not as train.py writes it, so it was left alone"
         print(f"{card}; it still describes the former search.", file=sys.stderr)
     if options.output:
-        signatures = {"BLEU": scorer.signature(scorer.bleu), "chrF2": scorer.signature(scorer.chrf)}
+        signatures = {"BLEU": scorer.bleu.get_signature(), "chrF2": scorer.chrf.get_signature()}
+        signatures = {metric: scorer.signature(given) for metric, given in signatures.items()}
         results = {"model": name, "tuned_decoding": tried, "signatures": signatures}
         write_text(options.output / "results.json", json.dumps(results, indent=2))

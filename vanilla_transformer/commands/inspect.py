@@ -3,7 +3,6 @@
 import argparse
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -13,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..data.options import DatasetOptions
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..errors import UserError, explaining
@@ -21,9 +21,9 @@ from ..inspection.attention import KINDS, attention_maps, draw_attention, index_
 from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
 from ..loading import load_config
-from ..training.options import ModelOptions
+from ..training.options import ModelOptions, given_fields
 from ..translation_vanilla_transformer import is_vanilla
-from .parser import add_dataset_options, dataset_options, positive
+from .parser import add_dataset_options, dataclass_of, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -130,8 +130,7 @@ def check_vanilla(name: str, config: PretrainedConfig):
 
 def print_shapes(options: argparse.Namespace):
     """Prints the steps of a model on torch's meta device, where tensors have shapes but no values."""
-    named = [field.name for field in fields(ModelOptions)]
-    given = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
+    given = given_fields(dataclass_of(ModelOptions, options))
     if options.model is None:
         config = VanillaTransformerConfig(**given)
     elif given:
@@ -175,7 +174,7 @@ def make_page(options: argparse.Namespace):
     model, tokenizer = load(options.model)
     pairs = [(options.text, None, None)]
     if options.dataset_name:
-        split = load_split(dataset_options(options), options.split).take(options.sentences)
+        split = load_split(dataclass_of(DatasetOptions, options), options.split).take(options.sentences)
         alignments = split["alignment"] if "alignment" in split.column_names else [None] * len(split)
         pairs = list(zip(split["source"], split["target"], alignments, strict=True))
     recorded = explore(model, tokenizer, pairs)
@@ -195,7 +194,7 @@ def print_alignments(options: argparse.Namespace):
     """Prints the links of each pair, and to stderr their error rate over all pairs that have reference links."""
     model, tokenizer = load(options.model)
     layer = index_of("layer", options.layer, model.config.decoder_layers)
-    pairs = load_split(dataset_options(options), options.split)
+    pairs = load_split(dataclass_of(DatasetOptions, options), options.split)
     column = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
     references = [read_links(text, number) for number, text in enumerate(column, start=1)]
     predicted, scored, skipped = [], [], []

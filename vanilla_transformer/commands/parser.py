@@ -12,7 +12,7 @@ from ..option_fields import HelpFormatter
 
 # Options that go to `Translator.from_pretrained`, and those that go to `generate`.
 LOADING = ("trust_remote_code", "backend", "quantization", "max_source_length", "max_tokens", "device", "dtype")
-LOADING += ("max_source_sentences", "max_source_lines")
+LOADING += ("max_source_sentences", "max_source_lines", "revision")
 GENERATION = ("num_beams", "length_penalty", "max_new_tokens")
 
 
@@ -65,9 +65,9 @@ def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
     add("--split", default="test", help="a split, or test[:100], test+dev, ... (default: %(default)s)")
 
 
-def dataset_options(options: argparse.Namespace) -> DatasetOptions:
-    """The dataset that the options of a command name."""
-    return DatasetOptions(**{field.name: getattr(options, field.name) for field in fields(DatasetOptions)})
+def dataclass_of(kind: type, options: argparse.Namespace):
+    """The dataclass whose fields are options of a command."""
+    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
 
 
 def add_translation_options(parser: argparse.ArgumentParser):
@@ -75,6 +75,7 @@ def add_translation_options(parser: argparse.ArgumentParser):
     add = parser.add_argument
     code = "run the code that a model brings: its tokenizer, its `generate`, and the model itself if it is of a type "
     code += "that neither this package nor transformers has; it may do all that you may"
+    add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add("--trust_remote_code", action="store_true", help=code)
     add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
     add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser):
     """The options of `vanilla-transformer translate`."""
     add = parser.add_argument
     add("--model", required=True, nargs="+", help="a model directory or a Hub id; several are an ensemble")
-    add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add_translation_options(parser)
     policy = "a sentence over --max_source_length: translate it in parts, or stop and name it (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace):
     configure_malloc()
     disable_progress_bar()  # of transformers
     torch.manual_seed(options.seed)
-    given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
+    given = {name: getattr(options, name) for name in (*LOADING, "too_long")}
     translator = Translator.from_pretrained(options.model, **given)
     if options.catalogue:
         generation = {name: getattr(options, name) for name in GENERATION}

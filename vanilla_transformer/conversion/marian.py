@@ -26,16 +26,7 @@ from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGenerat
 from ..errors import UserError
 from ..files import write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
-from .tensors import (
-    Changed,
-    build,
-    check_modules,
-    check_unchanged,
-    check_unquantized,
-    interleave,
-    on_meta,
-    table_rows,
-)
+from .tensors import Changed, build, check_modules, check_unchanged, check_unquantized, interleave, on_meta, table_rows
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
 decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings

@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import textwrap
-from dataclasses import dataclass
 from functools import partial
 
 import datasets
@@ -104,19 +103,6 @@ def add_joined(table: pa.Table, names: tuple[str, ...], joined: str) -> pa.Table
     return table.append_column(joined, pa.array(texts, pa.string()))
 
 
-def check_header(dataset: Dataset | IterableDataset, source: Source, names: tuple, given: str):
-    """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
-    cells = list(features_of(dataset, source.label))
-    is_named = all(is_known(cell) or cell.isdecimal() for cell in cells)
-    is_named = is_named or any(column_of(name, cells) for name in names)
-    if is_table(dataset, source) and not (is_named or source.dataset):
-        raise UserError(
-            f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Name two of these "
-            "columns with --source_column and --target_column or, if it is a pair, number them: --source_column 1 "
-            "--target_column 2."
-        )
-
-
 def is_table(dataset: Dataset | IterableDataset, source: Source) -> bool:
     """Whether the columns are named by the first row of a .csv or .tsv file; a dataset may have other files, too."""
     is_text_file = dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]
@@ -139,75 +125,64 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     no option is given or a table has no header row, the only two languages of a `translation` column, the columns
     `source` and `target`, or the only two text columns.
     """
-    found = Columns.of(dataset, source)
+    found = Columns(dataset, source)
     if any(source.columns):
         return found.by_name()
-    if found.names == {"source", "target"}:
+    if set(found.features) == {"source", "target"}:
         return "source", "target"
     if source.source_lang or source.target_lang:
         return found.by_language()
     return found.only_two()
 
 
-@dataclass
 class Columns:
-    """The columns of a dataset, of which two are source and target.
+    """The columns of a dataset, of which two are source and target; `source` is what the options say of it."""
 
-    Attributes:
-        dataset: The dataset.
-        source: What the options say of it.
-        features: By column.
-        text: The columns of texts.
-        nested: The languages in a column `translation`.
-    """
-
-    dataset: Dataset | IterableDataset
-    source: Source
-    features: dict
-    text: list[str]
-    nested: list[str]
-
-    @classmethod
-    def of(cls, dataset: Dataset | IterableDataset, source: Source) -> "Columns":
-        """Reads the features of a dataset."""
-        features = features_of(dataset, source.label)
-        text = [key for key, feature in features.items() if is_text(feature)]
-        return cls(dataset, source, features, text, nested_languages(dataset, features.get("translation")))
-
-    @property
-    def names(self) -> set[str]:
-        """All columns."""
-        return set(self.features)
-
-    @property
-    def targets(self) -> list[str]:
-        """The columns that may be targets."""
-        return [*self.text, *(key for key in self.features if is_list(self.features, key))]
-
-    @property
-    def files(self) -> tuple[str, str] | None:
-        """The columns of two parallel files."""
-        return tuple(self.features)[:2] if isinstance(self.source.name, tuple) else None
+    def __init__(self, dataset: Dataset | IterableDataset, source: Source):
+        self.dataset, self.source = dataset, source
+        self.features = features_of(dataset, source.label)
+        self.text = [name for name, feature in self.features.items() if is_text(feature)]
+        self.targets = [*self.text, *(name for name in self.features if is_list(self.features, name))]
+        self.nested = nested_languages(dataset, self.features.get("translation"))
+        self.files = tuple(self.features)[:2] if isinstance(source.name, tuple) else None
 
     def remedy(self) -> str:
         """What there is to choose from, for messages."""
         is_named = is_table(self.dataset, self.source) and not all(map(str.isdecimal, self.features))
-        by_row = ", named by its first row," if is_named else ""
-        return describe_columns(f"{self.source.label}{by_row}", self.features, self.text, self.nested)
+        name = f"{self.source.label}{', named by its first row,' if is_named else ''}"
+        said = f"the columns of {name} are {', '.join(self.features)}; text columns: {', '.join(self.text) or 'none'}"
+        said += f"; languages in translation: {', '.join(self.nested)}." if self.nested else "."
+        if any(str(getattr(one, "dtype", "")).startswith(("timestamp", "date")) for one in self.features.values()):
+            said += " Dates in .json files are read as times; save them as .tsv to have them as text."
+        if mixed := [name for name, feature in self.features.items() if isinstance(feature, datasets.Json)]:
+            said += f" In {', '.join(mixed)}, rows have values of several types; write all as texts."
+        return said
+
+    def check_header(self, names: tuple, given: str):
+        """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
+        cells = list(self.features)
+        is_named = all(is_known(cell) or cell.isdecimal() for cell in cells)
+        is_named = is_named or any(column_of(name, cells) for name in names)
+        if is_table(self.dataset, self.source) and not (is_named or self.source.dataset):
+            raise UserError(
+                f"{self.source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Name two "
+                "of these columns with --source_column and --target_column or, if it is a pair, number them: "
+                "--source_column 1 --target_column 2."
+            )
 
     def by_name(self) -> tuple:
         """The two that `--source_column` and `--target_column` name."""
         names = self.source.columns
         if names[0] in self.text and names[1] in self.targets:
             return names
-        if self.names == {"source", "target"}:  # a .txt file beside others
+        if set(self.features) == {"source", "target"}:  # a .txt file beside others
             return "source", "target"
         if self.files and not set(names) & set(self.text):
             return self.files
         if None in names:
             raise UserError(f"Give both --source_column and --target_column; {self.remedy()}")
         given = f"--source_column {names[0]} and --target_column {names[1]}"
-        check_header(self.dataset, self.source, names, given)
+        self.check_header(names, given)
         raise UserError(f"{given} must both be text columns; {self.remedy()}")
 
     def by_language(self) -> tuple:
@@ -227,7 +202,7 @@ class Columns:
             return self.only_two()
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {self.remedy()}")
-        check_header(self.dataset, self.source, languages, self.source.languages)
+        self.check_header(languages, self.source.languages)
         raise UserError(
             f"{self.source.languages} must both be text columns, or languages of a translation column; {self.remedy()}"
         )
@@ -259,17 +234,6 @@ def features_of(dataset: Dataset | IterableDataset, name: str) -> dict:
     if first is None:
         raise UserError(f"{name} has no pairs.")
     return dict.fromkeys(first, datasets.Value("string"))
-
-
-def describe_columns(name: str, features: dict, text: list[str], nested: list[str]) -> str:
-    """The columns and languages of a dataset, for messages."""
-    said = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
-    said += f"; languages in translation: {', '.join(nested)}." if nested else "."
-    if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
-        said += " Dates in .json files are read as times; save them as .tsv to have them as text."
-    if mixed := [key for key, feature in features.items() if isinstance(feature, datasets.Json)]:
-        said += f" In {', '.join(mixed)}, rows have values of several types; write all as texts."
-    return said
 
 
 def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:

@@ -38,13 +38,10 @@ PAIR_FEATURES = datasets.Features(
 def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
     """The non-empty texts of both sides, of at most half a million pairs: from random places, or the first ones of a
     stream."""
-    if isinstance(dataset, IterableDataset):
-        dataset = dataset.take(TOKENIZER_SAMPLE)
-    elif len(dataset) > TOKENIZER_SAMPLE:
-        dataset = random_rows(dataset, TOKENIZER_SAMPLE)
+    if isinstance(dataset, Sized) and len(dataset) > TOKENIZER_SAMPLE:
         print(f"the tokenizer is trained on {TOKENIZER_SAMPLE:,} pairs from everywhere in the training pairs")
     with reading_data("The training pairs"):
-        for batch in dataset.iter(1000):
+        for batch in random_rows(dataset, TOKENIZER_SAMPLE).iter(1000):
             yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
 
 
@@ -64,9 +61,8 @@ def sample_texts(
 
 def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
     """At most `count` rows in their order: from random places, or the first ones of a stream."""
-    sample = dataset.take(count) if isinstance(dataset, IterableDataset) else random_rows(dataset, count)
     with reading_data("The training pairs"):
-        return list(sample)
+        return list(random_rows(dataset, count))
 
 
 def sample_lengths(

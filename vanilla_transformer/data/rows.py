@@ -50,13 +50,13 @@ def hide_bars():
         datasets.disable_progress_bars()
 
 
-def random_rows(dataset: Dataset, count: int) -> Dataset:
-    """At most `count` rows in their order, from random places.
+def random_rows(dataset: Dataset | IterableDataset, count: int) -> Dataset | IterableDataset:
+    """At most `count` rows in their order: from random places, or the first ones of a stream.
 
     Evenly spaced ones might be all of a kind, as where every second pair is a title.
     """
-    if len(dataset) <= count:
-        return dataset
+    if isinstance(dataset, IterableDataset) or len(dataset) <= count:
+        return dataset.take(count)
     return dataset.select(np.sort(np.random.default_rng(0).choice(len(dataset), count, replace=False)))
 
 

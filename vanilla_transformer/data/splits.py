@@ -15,15 +15,7 @@ from datasets.features.features import require_decoding
 from ..errors import UserError, one_line
 from ..files import last_part, public_file
 from ..languages import known_code
-from .columns import (
-    REFERENCES,
-    choose_columns,
-    find_columns,
-    further_targets,
-    join_columns,
-    lacks_header,
-    select_pair,
-)
+from .columns import REFERENCES, choose_columns, find_columns, further_targets, join_columns, lacks_header, select_pair
 from .options import HELD_OUT, MOST_HELD_OUT, DataOptions, DatasetOptions, Source, describe_file, group_parallel
 from .rows import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .survey import PairHashes, describe_survey, survey
@@ -203,23 +195,16 @@ def find_split(splits: dict, name: str, dataset: str) -> Dataset | IterableDatas
     is_expression = bool(set(name) & set("[+"))
     if is_expression and any(isinstance(rows, IterableDataset) for rows in splits.values()):
         raise UserError(f"A stream has whole splits only, not '{name}'; leave out --streaming, or name one split.")
+    if name in splits:
+        return splits[name]
+    lengths = {split: len(rows) if isinstance(rows, Dataset) else 1 for split, rows in splits.items()}
     try:
-        parts = split_parts(splits, name)
+        parts = ReadInstruction.from_spec(name).to_absolute(lengths)
     except (AssertionError, ValueError) as error:
         detail = f" ({one_line(error).rstrip('.')})" if is_expression else ""
         listed = ", ".join(splits)
         raise UserError(f"{dataset} has no split '{name}'{detail}; its splits: {listed}.") from error
-    if name in splits:
-        return splits[name]
-    return datasets.concatenate_datasets([splits[split].select(range(start, end)) for split, start, end in parts])
-
-
-def split_parts(splits: dict, name: str) -> list[tuple[str, int, int]]:
-    """The split, first row and end of each part that `name` selects of `splits`."""
-    lengths = {split: len(rows) if isinstance(rows, Dataset) else 1 for split, rows in splits.items()}
-    if name in splits:
-        return [(name, 0, lengths[name])]
-    return [(part.splitname, part.from_, part.to) for part in ReadInstruction.from_spec(name).to_absolute(lengths)]
+    return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
 def mix_files(files: list[Dataset], sources: list[Source]) -> Dataset | IterableDataset:
@@ -233,7 +218,8 @@ def mix_files(files: list[Dataset], sources: list[Source]) -> Dataset | Iterable
     for pairs, source in zip(files, sources, strict=True):
         if source.weight != 1:
             pairs = pairs.select(rows_of_epoch(len(pairs), source.weight))
-        pairs = add_tag(pairs, source.tag)
+        if source.tag:
+            pairs = map_columns(pairs, partial(tag_sources, tag=source.tag), pairs.features)
         features = pairs.features and datasets.Features(
             {**pairs.features, **{name: files[0].features[name] for name in TEXTS}}
         )
@@ -261,13 +247,8 @@ def used_pairs(files: list[Dataset | IterableDataset], sources: list[Source], co
     return used
 
 
-def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDataset:
-    """Puts the tag, if it is not empty, and a space in front of each source that is not empty."""
-
-    return map_columns(pairs, partial(tag_sources, tag=tag), pairs.features) if tag else pairs
-
-
 def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
+    """Puts the tag and a space in front of each source that is not empty."""
     return {**batch, "source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
 
 
@@ -319,13 +300,12 @@ def keep_rows(pairs: Dataset, is_kept: np.ndarray) -> Dataset:
 
     Each later look at them would take ten times as long if they were read by their places, as after `select`.
     """
-    keep = partial(filter_table, is_kept=is_kept)
+
+    def keep(table: pa.Table, rows: list[int]) -> pa.Table:
+        return table.filter(pa.array(is_kept[rows]))
+
     options = {"with_indices": True, "batched": True, "features": pairs.features, "desc": "Selecting pairs"}
     return pairs.with_format("arrow").map(keep, **options).with_format(None)
-
-
-def filter_table(table: pa.Table, rows: list[int], is_kept: np.ndarray) -> pa.Table:
-    return table.filter(pa.array(is_kept[rows]))
 
 
 def hold_out(

@@ -16,17 +16,8 @@ import datasets
 import tokenizers
 from accelerate import PartialState
 from datasets.fingerprint import Hasher
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
@@ -90,7 +81,7 @@ def train_tokenizer(
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each, tokenizer.pre_tokenizer])
     specials = protect_special_tokens(tokenizer, verbatim)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
-    trainer = trainers.BpeTrainer(
+    trainer = BpeTrainer(
         vocab_size=vocab_size - len(tags),
         special_tokens=specials,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -388,21 +379,20 @@ def make_tokenizer(
         )
     else:
         option, name = existing
-        if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
-            raise UserError(
-                f"{name} cannot be read: no tokenizer; delete this checkpoint to resume from an older one."
-            )
-        if option == "--resume_from_checkpoint":
-            remedy = "delete this checkpoint to resume from an older one"
-            with explaining(f"{name} cannot be read: its tokenizer", Exception, remedy=remedy):
-                tokenizer = tokenizer_for_training(name, option)
-        else:
+        is_resumed = option == "--resume_from_checkpoint"
+        remedy = "delete this checkpoint to resume from an older one"
+        if is_resumed and not Path(name, "tokenizer_config.json").is_file():
+            raise UserError(f"{name} has no tokenizer; {remedy}.")
+        damaged = explaining(f"{name} cannot be read: its tokenizer", Exception, remedy=remedy)
+        with damaged if is_resumed else contextlib.nullcontext():
             tokenizer = tokenizer_for_training(name, option)
-            report_lost_text(tokenizer, samples, f"{option} {name}")
+        for side, texts in samples.items():
+            if not is_resumed and (warning := check_coverage(tokenizer, texts, side, f"{option} {name}")):
+                print(warning)
         for way, is_asked in {"verbatim": verbatim, "letters": letters, "split_digits": split_digits}.items():
             if is_asked and not tokenizer.init_kwargs.get(way):
                 raise UserError(f"--{way} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
-        if option in ("--model_name_or_path", "--resume_from_checkpoint") and vocab_size not in (None, len(tokenizer)):
+        if (is_resumed or option == "--model_name_or_path") and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
                 f"{len(tokenizer)} tokens, to which none can be added."
@@ -461,13 +451,6 @@ def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], kind: s
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, tokenizer.backend_tokenizer.to_str())
     return tokenizer
-
-
-def report_lost_text(tokenizer, samples: dict[str, list[str]], origin: str):
-    """Prints how much of the texts of each side the tokenizer loses; `origin` is the option that gave it."""
-    for side, texts in samples.items():
-        if warning := check_coverage(tokenizer, texts, side, origin):
-            print(warning)
 
 
 def note_source_form(tokenizer, survey: dict, options: DataOptions, is_fine_tuning: bool):

@@ -10,21 +10,8 @@ from ..errors import UserError, explaining
 
 OURS = ("loss", "bleu", "chrf", "exact_match", "word_error_rate")  # measured in every evaluation
 TAKEN = ("bleu_signature", "chrf_signature", "samples")  # other keys of results
-LOWER_IS_BETTER = {
-    "loss",
-    "error",
-    "errors",
-    "distance",
-    "edit",
-    "edits",
-    "wer",
-    "cer",
-    "mer",
-    "wil",
-    "ter",
-    "charcut",
-}
-LOWER_IS_BETTER |= {"perplexity", "perplexities"}
+LOWER_IS_BETTER = {"loss", "error", "errors", "distance", "edit", "edits", "wer", "cer", "mer", "wil", "ter"}
+LOWER_IS_BETTER |= {"charcut", "perplexity", "perplexities"}
 
 
 def not_measured(option: str, choice: Iterable[str]) -> UserError:

@@ -9,6 +9,7 @@ from textwrap import shorten
 from typing import Literal
 
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Signature
 from transformers import PreTrainedTokenizerBase
 
 from ..data.texts import SPACES, normalize
@@ -145,13 +146,9 @@ class Scorer:
         rows = [self.prepare(as_list(one)) for one in references]
         return [list(stream) for stream in itertools.zip_longest(*rows)]
 
-    def signature(self, metric: BLEU | CHRF) -> str:
-        """How the last score of `self.bleu` or `self.chrf` was computed."""
-        return self.name_normalization(str(metric.get_signature()))
-
-    def name_normalization(self, signature: str) -> str:
-        """Adds the normalization to a signature of sacreBLEU."""
-        return signature.replace("|version:", "|norm:nfc|version:") if self.normalization == "nfc" else signature
+    def signature(self, given: Signature) -> str:
+        """A signature of sacreBLEU as text, with the normalization."""
+        return str(given).replace("|version:", "|norm:nfc|version:") if self.normalization == "nfc" else str(given)
 
     def score(
         self, hypotheses: list[str], references: list[str | list[str]], sources: list[str] | None = None
@@ -163,7 +160,7 @@ class Scorer:
         prepared, streams, scores = self.prepare(hypotheses), self.streams(references), {}
         for name, metric in {"bleu": self.bleu, "chrf": self.chrf}.items():
             scores[name] = metric.corpus_score(prepared, streams).score
-            scores[f"{name}_signature"] = self.signature(metric)
+            scores[f"{name}_signature"] = self.signature(metric.get_signature())
         return scores | self.metrics.score(hypotheses, references, sources)
 
     def advise_tokenizer(self, references: Iterable[str | list[str]]) -> str | None:

@@ -74,7 +74,7 @@ def score_systems(
             doubts += [explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], streams)]
             doubts += [explain_sameness(given[name], references)]
             notes += [f"{name}: {doubt}" for doubt in doubts if doubt]
-    signatures = {metric: scorer.name_normalization(str(signature)) for metric, signature in signatures.items()}
+    signatures = {metric: scorer.signature(signature) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
 
 

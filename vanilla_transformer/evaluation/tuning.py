@@ -35,7 +35,7 @@ def tune(
     segments = translator.split(sources)
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
-        search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)
+        search = {"num_beams": num_beams, "length_penalty": 0.0, "early_stopping": num_beams > 1 or None}
         found = translator.n_best_of_pieces(segments.sources, num_beams, progress=f"{num_beams} beams", **search)
         for penalty in LENGTH_PENALTIES if num_beams > 1 else [1.0]:
 
@@ -52,13 +52,8 @@ def tune(
     return sorted(tried, key=lambda one: (sign * one[by], one["num_beams"], abs(one["length_penalty"] - 1)))
 
 
-def early_stopping(num_beams: int) -> dict:
-    """The option for `generate`, which takes it only with several beams."""
-    return {"early_stopping": True if num_beams > 1 else None}
-
-
 def use_best(tried: list[dict], config: GenerationConfig) -> dict:
     """Makes the best search in `tried` the default of `generate`; returns its number of beams and length penalty."""
     best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
-    config.update(**best, **early_stopping(best["num_beams"]))
+    config.update(**best, early_stopping=best["num_beams"] > 1 or None)
     return best

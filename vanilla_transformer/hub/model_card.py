@@ -29,17 +29,9 @@ LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resu
 PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics"]
 
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError)  # of results and recipes with other keys or values
-MERGE = "tag:yaml.org,2002:merge"
-
-
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-class Card(ModelCard):
-    """A model card with control characters spelled out, which its YAML may not have."""
-
-    def __str__(self):
-        return CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().__str__())
+COUNTED = ("pairs", "duplicates", "source_is_target", "several_targets", "odd_lengths", "sources_in_train")
+COUNTED += ("pairs_in_train", "placeholders", "placeholders_kept", "numbers", "numbers_kept")
+SPLIT_NAMES = {"eval": "validation", "test": "test"}  # by the prefix of their scores
 
 
 def write_model_card(output_dir: str | Path) -> Path:
@@ -49,11 +41,6 @@ def write_model_card(output_dir: str | Path) -> Path:
         card = str(make_model_card(output_dir))
     write_text(path, card)
     return path
-
-
-COUNTED = ("pairs", "duplicates", "source_is_target", "several_targets", "odd_lengths", "sources_in_train")
-COUNTED += ("pairs_in_train", "placeholders", "placeholders_kept", "numbers", "numbers_kept")
-SPLIT_NAMES = {"eval": "validation", "test": "test"}  # by the prefix of their scores
 
 
 def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCard:
@@ -87,7 +74,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
         model_name=name,
         eval_results=list_scores(results, recipe, splits, dataset),
     )
-    return Card.from_template(
+    return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
         text=as_plain,
@@ -131,7 +118,6 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
     with contextlib.suppress(*DAMAGED, OSError, yaml.YAMLError):
         if not is_ours:
             written = card.read_text(encoding="utf-8")
-            refuse_merge_keys(written.partition("\n---\n")[0])
             name = ModelCard(written).data.model_name  # the name before the directory was renamed
             is_ours = written == str(make_model_card(output_dir, name))
     text = json.dumps({"scored_with": scored_with} | results | tuned, indent=2, ensure_ascii=False)
@@ -177,23 +163,13 @@ def read_file(path: Path) -> dict:
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     remedy = "name the --output_dir of a finished training run"
     with explaining(f"{path} cannot be read", Exception, remedy=remedy):  # YAML may be wrong in many ways
-        content = path.read_text(encoding="utf-8")
-        if path.suffix == ".yaml":
-            refuse_merge_keys(content)
-        content = parse(content)
+        content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it has no keys with values")
         lists = [value if isinstance(value, list) else [value] for value in content.values()]
         if path.suffix == ".yaml" and any(isinstance(one, list | dict) for one in itertools.chain(*lists)):
             raise ValueError("a recipe has values and lists of values only")  # aliases can make a few lines huge
     return content
-
-
-def refuse_merge_keys(text: str):
-    """Raises ValueError for YAML with a merge key (`<<`), by which a few lines can take hours to read."""
-    for event in yaml.parse(text, yaml.SafeLoader):
-        if isinstance(event, yaml.ScalarEvent) and (event.tag == MERGE or (event.value == "<<" and event.implicit[0])):
-            raise ValueError("it merges mappings (`<<`); write them out")
 
 
 def public_name(name_or_path: str) -> str:

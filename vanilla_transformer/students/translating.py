@@ -13,7 +13,7 @@ from ..files import CONVERTED
 from ..loading import Translator, allow_long_translations, load_config, load_tokenizer, set_languages
 from ..training.optimization import seed_batch
 from ..translation_vanilla_transformer import is_vanilla
-from .options import OF_A_TEACHER, DistillOptions
+from .options import DistillOptions
 
 USUAL_BEAMS, BATCH, BATCH_WITH_SCORES = 5, 4096, 512  # the last two in tokens
 
@@ -26,25 +26,12 @@ class Teacher:
         names: Directories or Hub ids.
         languages: Source and target of a multilingual model.
         seed: Of samples.
-        needs_scores: Whether its translations are to be scored.
-
-    The others are the options of these names.
     """
 
     names: Sequence[str]
+    options: DistillOptions
     languages: tuple[str | None, str | None] = (None, None)
     seed: int = 0
-    needs_scores: bool = False
-    source_prefix: str = ""
-    revision: str | None = None
-    trust_remote_code: bool = False
-    dtype: str = "auto"
-    max_tokens: int | None = None
-    num_beams: int | None = None
-    length_penalty: float | None = None
-    max_new_tokens: int | None = None
-    n_best: int = 1
-    samples: int | None = None
 
     @property
     def label(self) -> str:
@@ -54,21 +41,21 @@ class Teacher:
     @property
     def wants_best_alone(self) -> bool:
         """Whether one translation of each text, without a score, is enough."""
-        return self.n_best == 1 and not self.samples and not self.needs_scores
+        return self.options.n_best == 1 and not self.options.samples and not self.options.needs_scores
 
     def open(self) -> Translator:
         """Loads it on the device of this process. Raises UserError if it cannot be loaded."""
-        how = {"device": PartialState().device, "trust_remote_code": self.trust_remote_code}
+        how = {"device": PartialState().device, "trust_remote_code": self.options.trust_remote_code}
         if Path(self.names[0], CONVERTED).is_file():
             how["backend"] = "ctranslate2"
         else:
-            how |= {"use_safetensors": None, "dtype": self.dtype, "revision": self.revision}  # None: or a pickle
+            how |= self.options.values(("dtype", "revision")) | {"use_safetensors": None}  # or a pickle
         translator = Translator.from_pretrained(list(self.names), **how)
         engine, saved = translator.engine, translator.engine.generation_config
-        is_ours = is_vanilla(engine.config)
-        translator.max_tokens = self.max_tokens or (BATCH if is_ours or self.wants_best_alone else BATCH_WITH_SCORES)
-        if self.max_new_tokens:
-            saved.max_length, saved.max_new_tokens = None, self.max_new_tokens
+        usual = BATCH if is_vanilla(engine.config) or self.wants_best_alone else BATCH_WITH_SCORES
+        translator.max_tokens = self.options.max_tokens or usual
+        if self.options.max_new_tokens:
+            saved.max_length, saved.max_new_tokens = None, self.options.max_new_tokens
         allow_long_translations(translator)
         set_languages(translator, *self.languages)
         return translator
@@ -77,11 +64,12 @@ class Teacher:
         """The options of `generate` to translate with."""
         saved = translator.engine.generation_config
         usual = saved.num_beams if (saved.num_beams or 1) > 1 else USUAL_BEAMS
-        return {"num_beams": self.num_beams or max(usual, self.n_best), "length_penalty": self.length_penalty}
+        num_beams = self.options.num_beams or max(usual, self.options.n_best)
+        return {"num_beams": num_beams, "length_penalty": self.options.length_penalty}
 
     def translate(self, translator: Translator, texts: list[str], progress: str | None = None) -> list[str]:
         """One translation of each text; `progress` is the label of a bar."""
-        return translator([self.source_prefix + text for text in texts], progress, **self.search(translator))
+        return translator([self.options.source_prefix + text for text in texts], progress, **self.search(translator))
 
     def candidates(self, translator: Translator, texts: list[str], group: int) -> list[list[tuple[str, float | None]]]:
         """For each text of a group, the translations that a student is to learn from, with scores if they are needed.
@@ -90,11 +78,11 @@ class Teacher:
         """
         if self.wants_best_alone:
             return [[(text, None)] for text in self.translate(translator, texts)]
-        sources, search = [self.source_prefix + text for text in texts], self.search(translator)
-        if self.samples:
+        sources, search = [self.options.source_prefix + text for text in texts], self.search(translator)
+        if self.options.samples:
             seed_batch(self.seed, group)
             search = SAMPLING
-        found = translator.n_best(sources, self.samples or self.n_best, **search)
+        found = translator.n_best(sources, self.options.samples or self.options.n_best, **search)
         pieces = Counter(translator.split(sources).text_indices)
         return [
             [(one.text, one.score / max(pieces[number], 1)) for one in hypotheses]
@@ -108,15 +96,14 @@ def find_teachers(options: DistillOptions, languages: tuple[str | None, str | No
     `languages` are those of multilingual teachers, unless `--teacher_langs` names others.
     """
     names, directions = options.teacher or [], options.directions
-    how = options.values((*OF_A_TEACHER, "trust_remote_code")) | {"needs_scores": options.needs_scores}
     if len(names) > 1 and are_ensemble(names, options):
         if directions and not options.round_trip:  # which may be multilingual
             raise UserError("--teacher_langs has no effect on an ensemble, whose models are bilingual; leave it out.")
-        return [Teacher(names, languages, seed, **how)]
+        return [Teacher(names, options, languages, seed)]
     if len(directions) != len(names):
         directions = (directions or [languages]) * len(names)
     rows = enumerate(zip(names, directions, strict=True))
-    return [Teacher([name], direction, seed + number, **how) for number, (name, direction) in rows]
+    return [Teacher([name], options, direction, seed + number) for number, (name, direction) in rows]
 
 
 def find_back(options: DistillOptions, languages: tuple[str | None, str | None]) -> Teacher | None:
@@ -124,8 +111,8 @@ def find_back(options: DistillOptions, languages: tuple[str | None, str | None])
     if options.round_trip is None:
         return None
     source, target = next(iter(options.directions), languages)
-    how = options.values(("max_tokens", "dtype", "trust_remote_code"))
-    return Teacher([options.round_trip], (target, source), **how)
+    how = DistillOptions(options.output_dir, **options.values(("max_tokens", "dtype", "trust_remote_code")))
+    return Teacher([options.round_trip], how, (target, source))
 
 
 def are_ensemble(names: list[str], options: DistillOptions) -> bool:

@@ -44,14 +44,11 @@ def configure_malloc():
 
 
 def configure(device: torch.device, mixed_precision: str):
-    """Prepares this process for a run on a device."""
+    """Prepares this process for a run on a device. On CPUs, divides the cores among the processes, speeds up malloc,
+    and warns if bfloat16 is slow."""
     avoid_cudnn_attention()
-    if device.type == "cpu":
-        configure_cpu(mixed_precision)
-
-
-def configure_cpu(mixed_precision: str):
-    """Prepares a run on CPUs: divides the cores among its processes, speeds up malloc, warns if bfloat16 is slow."""
+    if device.type != "cpu":
+        return
     if torch.get_num_threads() == 1 and not is_thread_count_given():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, cores // get_cpu_distributed_information().local_world_size))
@@ -87,11 +84,9 @@ def choose_batch_size(
 
 
 def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accelerator, longest: int) -> int:
-    """The largest token budget that fits on each GPU, assuming that every pair is as long as the longest.
+    """The largest token budget that fits on each GPU, up to [`MAX_TOKENS`], if every pair is as long as the longest.
 
-    Forward and backward passes are tried with ever smaller batches. A fifth of the batch that fits is left out, for
-    evaluation and fragmented memory. The budget is at most [`MAX_TOKENS`]. `longest` is the length in tokens of the
-    longest side of any pair. Raises UserError if not even one such pair fits.
+    Ever smaller batches are tried. Raises UserError if not even one pair fits.
     """
 
     @find_executable_batch_size(starting_batch_size=round(MAX_TOKENS / USABLE))

@@ -39,40 +39,29 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
     return (d_model * max(1, warmup_steps)) ** -0.5
 
 
-def highest_peak(d_model: int) -> float:
-    """The highest peak at which models of this width still train after a short warm-up.
-
-    It is 0.36 / d_model, but at most 3e-3, as in the recipes of few steps, and at least the paper's peak after 4,000
-    steps. Widths of 32 to 512 were tried (docs/LOG.md): twice as much at 512 learns nothing.
-    """
-    return max(min(3e-3, 0.36 / d_model), paper_learning_rate(d_model, 4000))
-
-
-def default_learning_rate(d_model: int, warmup_steps: int, is_new: bool) -> tuple[float, str]:
-    """The default peak, which is the paper's up to a limit, and a sentence that says so if it is lower; or ""."""
-    paper = paper_learning_rate(d_model, warmup_steps)
-    limit = highest_peak(d_model) if is_new else FINE_TUNING_PEAK
-    if paper <= limit:
-        return paper, ""
-    why = f"--warmup_steps {warmup_steps} is short" if is_new else "a higher one makes the model forget"
-    return limit, (
-        f"the default learning rate is {limit:.1e} instead of (d_model x warmup_steps)^-0.5 = {paper:.1e}, as {why}; "
-        "--learning_rate sets another"
-    )
-
-
 def choose_learning_rate(options: TrainingOptions, d_model: int, before: dict) -> float:
-    """The peak: `--learning_rate`, that of the resumed run, whose settings are `before`, or the default."""
+    """The peak: `--learning_rate`, that of the resumed run, whose settings are `before`, or the default.
+
+    Adam's default is the paper's peak, up to the highest at which a new model of this width still trains after a short
+    warm-up: 0.36 / d_model, but at most 3e-3, as in the recipes of few steps, and at least the paper's peak after
+    4,000 steps. Widths of 32 to 512 were tried (docs/LOG.md): twice as much at 512 learns nothing.
+    """
     if options.learning_rate is not None:
         return options.learning_rate
     if "learning_rate" in before:
         return before["learning_rate"]
-    if options.optimizer == "muon" and options.model_name_or_path is None:
+    is_new = options.model_name_or_path is None
+    if options.optimizer == "muon" and is_new:
         return MUON_PEAK if d_model <= 128 else WIDE_MUON_PEAK / d_model
-    peak, reason = default_learning_rate(d_model, options.warmup_steps, options.model_name_or_path is None)
-    if reason:
-        PartialState().print(reason)
-    return peak
+    paper = paper_learning_rate(d_model, options.warmup_steps)
+    limit = max(min(3e-3, 0.36 / d_model), paper_learning_rate(d_model, 4000)) if is_new else FINE_TUNING_PEAK
+    if paper > limit:
+        why = f"--warmup_steps {options.warmup_steps} is short" if is_new else "a higher one makes the model forget"
+        PartialState().print(
+            f"the default learning rate is {limit:.1e} instead of (d_model x warmup_steps)^-0.5 = {paper:.1e}, as "
+            f"{why}; --learning_rate sets another"
+        )
+    return min(paper, limit)
 
 
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps: int) -> Callable[[int], float]:

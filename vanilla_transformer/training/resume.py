@@ -15,22 +15,14 @@ from .state import TrainerState
 from .weights import Weights
 
 # Settings that decide which pairs a batch holds, which batches a step has, and which optimizer state is saved.
-FIXED = (
-    "seed",
-    "optimizer",
-    "tokenizer_name",
-    "per_device_train_max_tokens",
-    "bpe_dropout",
-    "joined_pairs",
-    "data",
-    "batches_per_step",
-)
+FIXED = {"seed", "optimizer", "tokenizer_name", "per_device_train_max_tokens", "bpe_dropout", "joined_pairs"}
+FIXED |= {"data", "batches_per_step"}
 # Further ones for a stream, which has no fingerprint.
-FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
-FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
-FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
+FIXED_IN_STREAM = {"dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang"}
+FIXED_IN_STREAM |= {"source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples"}
+FIXED_IN_STREAM |= {"train_file_tags", "train_file_langs", "dataset_revision"}
 # Further ones with joined pairs, which must fit.
-FIXED_IF_JOINED = ("max_source_length", "max_target_length")
+FIXED_IF_JOINED = {"max_source_length", "max_target_length"}
 # What a trained tokenizer is like; it is that of the checkpoint.
 TOKENIZER = {"tokenizer_type", "letters", "split_digits", "verbatim"}
 # Sizes and switches of the model; the vocabulary is that of the checkpoint, and training keeps no cache.
@@ -76,13 +68,8 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
         for name in new
         if name in old and as_words(old[name]) != as_words(new[name])
     }
-    fixed = {
-        *FIXED,
-        *ARCHITECTURE,
-        *TOKENIZER,
-        *(FIXED_IN_STREAM if new["streaming"] else ()),
-        *(FIXED_IF_JOINED if new.get("joined_pairs") else ()),
-    }
+    fixed = FIXED | ARCHITECTURE | TOKENIZER
+    fixed |= (FIXED_IN_STREAM if new["streaming"] else set()) | (FIXED_IF_JOINED if new.get("joined_pairs") else set())
     if rejected := changed.keys() & fixed:
         culprits = ", ".join(changed[name] for name in new if name in rejected)
         is_kept = rejected & (ARCHITECTURE | TOKENIZER)  # by fine-tuning, too

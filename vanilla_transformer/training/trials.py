@@ -63,7 +63,7 @@ class Trials:
 def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], accelerator: Accelerator) -> float:
     """The tokens a second of all processes, if each is as fast as this one in its last of up to three trial steps.
 
-    The `shape` of their batch is (pairs, tokens of a side). Raises UserError or OutOfMemoryError if it does not fit.
+    The `shape` of their batch is (pairs, tokens of a side). Raises OutOfMemoryError if it does not fit.
     """
     training, fields = options.training, given_fields(options.model) | {"vocab_size": vocab_size}
     attention = choose_attention(training.attn_implementation, accelerator.device)
@@ -74,10 +74,7 @@ def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], ac
     pairs, length = shape[0], min(shape[1], model.config.longest_sequence)
     is_cpu = accelerator.device.type == "cpu"
     if is_cpu and step_bytes(model, training, pairs, length, accelerator) > free_bytes(accelerator):
-        raise UserError(
-            f"A training step with {pairs} pairs of {length} tokens does not fit into the memory that is free; lower "
-            "--per_device_train_max_tokens or the limits of lengths, or choose a smaller --size."
-        )
+        raise torch.OutOfMemoryError  # as a GPU does
     batch = example_batch(pairs, length, training.teacher and training.teacher_top_k, accelerator.device)
     count = batch["input_ids"].numel()
     for _ in range(3):  # the first one is slower, but shows whether others would take long
