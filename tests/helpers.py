@@ -1,9 +1,14 @@
 """What the tests share: small models, batches and comparisons."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -147,7 +152,8 @@ def small_nllb() -> tuple[M2M100ForConditionalGeneration, NllbTokenizer]:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = NllbTokenizer(vocab=vocabulary, merges=[("▁", "a"), ("▁", "b")])
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    model = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), max_length=9, **sizes)).eval()
+    model = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), **sizes)).eval()
+    model.generation_config.max_length = 9
     words = {*vocabulary.values()} - {*tokenizer.all_special_ids}
     words |= {*tokenizer.convert_tokens_to_ids(["fra_Latn", "deu_Latn"])}
     # Otherwise an untrained model writes other language tokens, or nothing.
@@ -254,6 +260,33 @@ def peak_of(run) -> int:
     return peak
 
 
+class Softcapped(VanillaTransformerForConditionalGeneration):
+    """Changes the logits after the projection."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = None if output.logits is None else output.logits.tanh()
+        return output
+
+
+class Handler(SimpleHTTPRequestHandler):
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript", ".wasm": "application/wasm"}
+
+    def log_message(self, *args):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address at which a thread serves the files of the folder."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+
+
 def assert_close(ours, theirs, tolerance=1e-5):
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
@@ -284,22 +317,34 @@ N_BEST = [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "n
 TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a|b", "Yes."]
 
 
-def write_metric(script: Path) -> str:
-    """Writes a script with a module of the evaluate library that returns two numbers, and returns its path."""
-    script.write_text("""
+MODULE = """
 import datasets
 import evaluate
+import numpy
+
+TEXT = datasets.Value("string")
 
 
-class Lengths(evaluate.Metric):
+class Module(evaluate.Metric):
     def _info(self):
-        features = datasets.Features(dict.fromkeys(("predictions", "references"), datasets.Value("string")))
+        features = datasets.Features({features})
         return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
 
-    def _compute(self, predictions, references, scale=1):
-        errors = [abs(len(one) - len(two)) for one, two in zip(predictions, references)]
-        return {"length_error": scale * sum(errors) / len(errors), "same_length": errors.count(0) / len(errors)}
-""")
+    def _compute(self, {arguments}):
+        {body}
+"""
+LENGTHS = """errors = [abs(len(one) - len(two)) for one, two in zip(predictions, references)]
+        return {"length_error": scale * sum(errors) / len(errors), "same_length": errors.count(0) / len(errors)}"""
+
+
+def write_metric(
+    script: Path,
+    body: str = LENGTHS,
+    features: str = "predictions=TEXT, references=TEXT",
+    arguments: str = "predictions, references, scale=1",
+) -> str:
+    """Writes a script with a module of the evaluate library, which returns two numbers, and returns its path."""
+    script.write_text(MODULE.format(features=features, arguments=arguments, body=body))
     return str(script)
 
 

@@ -1,11 +1,7 @@
 """`new` makes a directory to train in, and `train` says how."""
 
 import json
-import multiprocessing
-import os
 import re
-import shutil
-import signal
 import tomllib
 
 import pytest
@@ -84,27 +80,6 @@ def test_new_keeps_what_is_there(mine, capsys):
     before = {path: path.stat().st_mtime_ns for path in mine.rglob("*")}
     assert f"{mine} already exists; move it away, or choose another" in command_error(capsys, "new", mine)
     assert before == {path: path.stat().st_mtime_ns for path in mine.rglob("*")}
-
-
-def die_at_the_third_file(folder: str):
-    copy, copied = shutil.copyfile, []
-
-    def copy_or_die(source, target):
-        copied.append(copy(source, target))
-        if len(copied) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    shutil.copyfile = copy_or_die
-    main(["new", folder])
-
-
-def test_a_killed_new_leaves_nothing_half_made(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=die_at_the_third_file, args=(str(tmp_path / "mine"),))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL and not (tmp_path / "mine").exists()
-    main(["new", str(tmp_path / "mine")])
-    assert (tmp_path / "mine" / "sample_dataset" / "test.jsonl").exists()
 
 
 @pytest.mark.parametrize(

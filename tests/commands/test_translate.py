@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import TEXTS, command_error, never_end, save_translator, translate_by_marian, writing_translator
+from helpers import command_error, never_end, save_translator, translate_by_marian, writing_translator
 from huggingface_hub import constants
 
 from vanilla_transformer import Translator
@@ -97,15 +97,6 @@ def test_wrong_options_and_input_are_refused(wrong, folder, monkeypatch, capsys)
     with pytest.raises(SystemExit) as ending:
         run_main(monkeypatch, data, "--model", folder, *options.split())
     assert WRONG[wrong] in f"{ending.value.code} {capsys.readouterr().err}"
-
-
-@pytest.mark.slow
-def test_the_command_in_a_process(folder, translator):
-    lines = "".join(f"'{text}' " for text in ["", *TEXTS])
-    result = run_in_bash(f"printf '%s\\n' {lines} | TRANSLATE --num_beams 3 --max_tokens 40", folder)
-    assert result.returncode == 0, result.stderr
-    expected = translator(["", *TEXTS], num_beams=3)
-    assert result.stdout == "".join(text.replace("\n", " ") + "\n" for text in expected)
 
 
 @pytest.mark.slow
@@ -219,7 +210,8 @@ def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatc
     other = writing_translator(translator.tokenizer, decoder_layers=1)
     folders = [folder, save_translator(other, tmp_path / "other")]
     ensemble = Translator([translator.model, other.model], translator.tokenizer)
-    found = run_main(monkeypatch, b"No!\nA man\n", "--model", *folders, "--num_beams", "3", "--max_new_tokens", "8")
+    options = ["--num_beams", "3", "--max_new_tokens", "8", "--max_tokens", "40"]
+    found = run_main(monkeypatch, b"No!\nA man\n", "--model", *folders, *options)
     assert found.decode().splitlines() == ensemble(["No!", "A man"], num_beams=3, max_new_tokens=8)
 
 

@@ -4,16 +4,14 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, TINY, command_error, randomise, save_untrained, small_model
+from helpers import ROOT, TINY, Softcapped, command_error, randomise, save_untrained, small_model
 from safetensors.torch import load_file, save_file
 from test_conversion import TorchTranslator, make_marian
 from test_fairseq import fairseq_weights, make_fsmt, save
 from torch import nn
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion import from_fairseq, from_fsmt, from_native, to_native
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.loading import load_foreign
 
 sys.path.append(str(ROOT / "examples"))
 from relative_position_bias import RelativeConfig, RelativeTransformer  # noqa: E402
@@ -130,19 +128,6 @@ def test_saved_weights_that_are_unknown_are_refused_by_the_command(to, tmp_path,
     save_file(load_file(file) | {"model.encoder.bias": torch.ones(2)}, file, {"format": "pt"})
     message = command_error(capsys, "convert", tmp_path / "ours", tmp_path / "new", "--to", to)
     assert "1 unexpected (such as model.encoder.bias)" in message and not (tmp_path / "new").exists()
-
-
-def test_a_model_of_another_type_is_not_loaded_as_ours(tmp_path):
-    relative(None).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="type relative_transformer cannot be converted; only vanilla_transformer"):
-        load_foreign(tmp_path)
-
-
-class Softcapped(VanillaTransformerForConditionalGeneration):
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        output.logits = output.logits.tanh()
-        return output
 
 
 @pytest.mark.slow

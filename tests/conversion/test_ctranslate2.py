@@ -269,14 +269,6 @@ def test_two_that_start_at_once_convert_once(folder, monkeypatch):
     assert calls == [1] and first(TEXTS, max_new_tokens=12) == second(TEXTS, max_new_tokens=12)
 
 
-def test_an_interrupted_conversion_is_done_again(translator, folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(type(translator.model.generation_config), "save_pretrained", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            load(folder)
-    assert load(folder)(TEXTS, max_new_tokens=12) == translator(TEXTS, max_new_tokens=12)
-
-
 def test_wrong_requests_are_named(shared, monkeypatch):
     with pytest.raises(ValueError, match="`dtype='float16'` is for the backend torch"):
         load(shared, dtype="float16")

@@ -152,50 +152,40 @@ def test_tags_of_languages_are_refused_and_others_named(tmp_path):
         to_marian_files(model_of(tagged), tagged, tmp_path)
 
 
-CHANGES = {
-    "another decoder": ({"transformer-decoder-autoreg": "rnn"}, {}, "transformer-decoder-autoreg: rnn"),
-    "another activation": ({"transformer-ffn-activation": "gelu"}, {}, "the activation function gelu"),
-    "one more array": ({}, {"encoder_Wpos": np.zeros((3, 64), np.float32)}, "has encoder_Wpos"),
-    "one array less": ({}, {"encoder_l1_self_Wq": None}, "has no encoder_l1_self_Wq"),
-}
+def option(line: str):
+    """The array of the options with a last line that wins."""
+    return lambda options: np.frombuffer(options.tobytes().rstrip(b"\0") + f"{line}\n".encode(), np.int8)
 
 
-@pytest.mark.parametrize("options, changed, message", CHANGES.values(), ids=CHANGES)
-def test_other_models_of_marian_are_refused(tokenizer, options, changed, message, tmp_path, capsys):
-    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
-    arrays = dict(np.load(tmp_path / "model.npz"))
-    text = (
-        arrays["special:model.yml"].tobytes().rstrip(b"\0")
-        + "".join(f"{name}: {value}\n" for name, value in options.items()).encode()
-    )
-    arrays |= {"special:model.yml": np.frombuffer(text, np.int8), **changed}
-    np.savez(tmp_path / "other.npz", **{name: array for name, array in arrays.items() if array is not None})
-    given = [tmp_path / "other.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
-    assert message in command_error(capsys, "convert", *given)
+def text(content: bytes):
+    return lambda _: np.frombuffer(content, np.int8)
 
 
-WRONG = {
+OPTIONS, QUERIES, BIAS = "special:model.yml", "encoder_l1_self_Wq", "decoder_l1_self_bq"
+CHANGES = {  # an array, what it becomes, if anything, and part of the message
+    "another decoder": (OPTIONS, option("transformer-decoder-autoreg: rnn"), "transformer-decoder-autoreg: rnn"),
+    "another activation": (OPTIONS, option("transformer-ffn-activation: gelu"), "the activation function gelu"),
+    "no options": (OPTIONS, text(b"{}"), "are incomplete or wrong: 'transformer-heads'"),
+    "options that are text": (OPTIONS, text(b"words"), "are incomplete or wrong: 'str' object has"),
+    "one more array": ("encoder_Wpos", lambda _: np.zeros((3, 64), np.float32), "has encoder_Wpos"),
+    "one array less": (QUERIES, None, f"has no {QUERIES}"),
     "no embeddings": ("Wemb", None, "is not a model of Marian: 'Wemb'"),
-    "embeddings without width": ("Wemb", 0, "do not fit its options"),
-    "another width": ("Wemb", np.s_[:, :32], "do not fit its options"),
-    "another width of a layer": ("encoder_l1_self_Wq", np.s_[:, :32], "do not fit its options"),
-    "a bias without rows": ("decoder_l1_self_bq", 0, "do not fit its options"),
-    "no options": ("special:model.yml", b"{}", "are incomplete or wrong: 'transformer-heads'"),
-    "options that are text": ("special:model.yml", b"words", "are incomplete or wrong: 'str' object has"),
+    "embeddings without width": ("Wemb", lambda array: array[:, 0], "do not fit its options"),
+    "another width": ("Wemb", lambda array: array[:, :32], "do not fit its options"),
+    "another width of a layer": (QUERIES, lambda array: array[:, :32], "do not fit its options"),
+    "a bias without rows": (BIAS, lambda array: array[:, 0], "do not fit its options"),
 }
 
 
-@pytest.mark.parametrize("name, change, message", WRONG.values(), ids=WRONG)
-def test_damaged_arrays_are_refused(tokenizer, name, change, message, tmp_path, capsys):
+@pytest.mark.parametrize("name, change, message", CHANGES.values(), ids=CHANGES)
+def test_other_and_damaged_models_of_marian_are_refused(tokenizer, name, change, message, tmp_path, capsys):
     to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
     arrays = dict(np.load(tmp_path / "model.npz"))
-    array = arrays.pop(name)
-    if isinstance(change, bytes):
-        arrays[name] = np.frombuffer(change, np.int8)
-    elif change is not None:
-        arrays[name] = array[:, 0] if change == 0 else array[change]
-    np.savez(tmp_path / "wrong.npz", **arrays)
-    given = [tmp_path / "wrong.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
+    array = arrays.pop(name, None)
+    if change:
+        arrays[name] = change(array)
+    np.savez(tmp_path / "other.npz", **arrays)
+    given = [tmp_path / "other.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
     assert message in command_error(capsys, "convert", *given)
 
 

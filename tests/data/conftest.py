@@ -6,6 +6,8 @@ import datasets
 import pytest
 from pair_files import PAIRS, rows, write, write_card
 
+from vanilla_transformer.data.tokenizer import train_tokenizer
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
@@ -13,6 +15,12 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Of the pairs in batches and streams."""
+    return train_tokenizer([f"a dog {i} ein Hund für {i}" for i in range(40)], 280)
 
 
 @pytest.fixture

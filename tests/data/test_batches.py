@@ -33,7 +33,6 @@ from vanilla_transformer.data.batches import (
 )
 from vanilla_transformer.data.encoding import PAIR_FEATURES, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.training.distillation import FEATURES
 
 FORK = "ignore:.*multi-threaded, use of fork"  # since Python 3.12; here a worker only reads, or waits
@@ -149,12 +148,6 @@ def take(loader, count: int) -> list[list[tuple]]:
 
 
 PAIRS = [(f"a dog {'x ' * (i % 7)}{i}", f"ein Hund {'y ' * (i % 5)}{i}") for i in range(1150)]
-TOKENIZER_TEXTS = [f"a dog {i} ein Hund für {i}" for i in range(40)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TOKENIZER_TEXTS, 280)
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,8 @@ def test_a_file_replaced_by_one_of_the_same_time_is_read_again(option, suffix, t
 def test_missing_dataset(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in (str(tmp_path / "none"), "me/none", str(tmp_path / "empty")):
-        assert name in error(dataset_name=name)
+        message = error(dataset_name=name)
+        assert message.startswith(f"The dataset {name} could not be read") and "--train_file" in message
     assert "--train_file missing.csv does not exist" in error(train_file="missing.csv")
     assert "is not a file" in error(train_file=tmp_path)
 

@@ -9,24 +9,18 @@ import datasets
 import pytest
 import torch
 from helpers import text_dataset
-from test_batches import FORK, PAIRS, TOKENIZER_TEXTS, as_pairs, load, small_pools, take
+from test_batches import FORK, PAIRS, as_pairs, load, small_pools, take
 
 from vanilla_transformer.data import batches
 from vanilla_transformer.data import stream as streams
 from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.splits import load_pairs
-from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 
 # Some pairs are empty and some too long, so the stream yields fewer pairs than it reads.
 RAGGED = [("" if i % 11 == 3 else s, "y " * 60 if i % 13 == 5 else t) for i, (s, t) in enumerate(PAIRS)]
 FEW = RAGGED[:260]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TOKENIZER_TEXTS, 280)
 
 
 @pytest.fixture

@@ -111,16 +111,10 @@ def test_documents_have_more_sentences_than_are_counted():
     assert counts([("One. " * 12, "Eins.")] * 10)["train"]["usual_sentences"] == 1000
 
 
-@pytest.mark.parametrize("share, expected", [(0.009, False), (0.011, True)])
-def test_sources_without_words_are_known_if_one_in_a_hundred_has_none(share, expected):
-    wordless = int(share * 1000)
-    pairs = [("3.14", "3,14")] * wordless + [("One", "Eins")] * (1000 - wordless)
-    assert counts(pairs)["train"]["wordless_sources"] is expected
-
-
 @pytest.mark.parametrize(
     ("kind", "source", "share"),
     [
+        ("wordless_sources", "3.14", 0.01),
         ("capital_sources", "HELLO!", 0.01),
         ("lower_sources", "the dog sleeps.", 0.01),
         ("title_sources", "The Old Man Reads a Book", 0.001),

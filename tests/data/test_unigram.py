@@ -82,8 +82,3 @@ def test_a_vocabulary_that_is_too_small_is_refused():
     for size in (100, 265):
         with pytest.raises(UserError, match=f"--vocab_size {'is' if size < 260 else size - 2}"):
             train_unigram_tokenizer(20 * SENTENCES, size)
-
-
-def test_another_tokenizer_has_no_such_file(text_tokenizer):
-    with pytest.raises(UserError, match="--tokenizer_type unigram"):
-        sentencepiece_model(text_tokenizer)

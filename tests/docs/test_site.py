@@ -1,16 +1,14 @@
 """mkdocs.yml: the site is built strictly, every link on it leads somewhere, and it loads nothing from elsewhere."""
 
 import re
-import threading
 import time
-from functools import cache, partial
+from functools import cache
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from helpers import ROOT, python_output
+from helpers import ROOT, python_output, served
 
 pytestmark = pytest.mark.slow
 REPOSITORY = "https://github.com/you/vanilla-transformer"
@@ -72,18 +70,13 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
 
 def test_a_browser_asks_no_other_server(site, browser):
     """Whatever the scripts do."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    here = f"http://127.0.0.1:{server.server_port}/"
-    try:
+    with served(site) as here:
         for page in ("", "404.html", "explorer/", "paper_to_code/", "walkthrough/01_attention/", "commands/"):
             browser.get(here + page)
             browser.execute_script("sessionStorage.clear()")
             time.sleep(1)  # for what is asked after the page is there
             asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
             assert asked and [url for url in asked if not url.startswith((here, "data:"))] == [], page
-    finally:
-        server.shutdown()
 
 
 def test_names_of_code_and_tests_are_linked_to_their_lines(site):

@@ -94,12 +94,6 @@ def test_buttons_open_the_notebook_itself_from_the_one_named_repository():
     assert linked <= set(texts) and len(linked) == len(SOURCES)
 
 
-def test_buttons_of_the_page_lead_to_another_repository_if_mkdocs_names_it(build, monkeypatch):
-    colab = "https://colab.research.google.com/github/ada/mine/blob/main/docs/walkthrough"
-    monkeypatch.setitem(build.page_with_buttons.__globals__, "COLAB", colab)
-    assert build.page_with_buttons().count(f"{colab}/") == len(SOURCES)
-
-
 def test_notebook_alone_in_an_empty_folder_gets_what_it_needs(elsewhere, monkeypatch):
     """Its first cell clones the repository; without a network, this one."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from helpers import served
 from runs import ROOT, Fork, options, random_pairs, ranks, train
 
 from vanilla_transformer.training import run_folder
@@ -42,6 +43,13 @@ def histories(monkeypatch) -> list[list[dict]]:
     monkeypatch.setattr(run_folder, "plot_training_curves", lambda history, path, bound: drawn.append(history))
     monkeypatch.setattr(run_folder, "draw_attention", lambda *_: None)
     return drawn
+
+
+@pytest.fixture
+def address(site) -> str:
+    """Where the `site` of a test is served."""
+    with served(site) as address:
+        yield address
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -156,21 +154,6 @@ def test_node_translates_the_same(site, expected, speeds):
         node.stdin.close()
     assert found == expected["greedy"][: len(ALONE)]
     speeds["Node"] = {"one at a time": speed}
-
-
-class Handler(SimpleHTTPRequestHandler):
-    extensions_map = SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript", ".wasm": "application/wasm"}
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def address(site):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
 
 
 # What a visitor does, in the page itself: writes a text, presses the button and waits for the translation.

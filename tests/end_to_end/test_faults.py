@@ -168,17 +168,10 @@ def test_signal_to_launched_processes_saves_a_checkpoint(launcher, count, whom, 
     assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=0 if count == 1 else 1e-5)
 
 
-TO_ALL = [
-    (signal.SIGTERM, "loss "),
-    (signal.SIGINT, EVALUATING),
-    (signal.SIGHUP, "loss "),  # ssh ends
-    (signal.SIGUSR1, "loss "),  # SLURM, before the time limit
-    (signal.SIGUSR2, EVALUATING),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number, when", TO_ALL)
+@pytest.mark.parametrize(
+    "number, when", [(signal.SIGTERM, "loss "), (signal.SIGINT, EVALUATING), (signal.SIGUSR2, EVALUATING)]
+)
 def test_signal_to_all_saves_a_checkpoint_and_ends_the_run(number, when, pairs, fork, whole, tmp_path):
     """To a process and those that read its data, in a step and in an evaluation."""
     argv = options(pairs, tmp_path / "model", STOPPED + " --gradient_accumulation_steps 2")
@@ -267,20 +260,6 @@ def test_run_killed_after_a_checkpoint_saved_by_time_equals_uninterrupted(proces
     assert {run.wait() for run in resumed + whole} == {0}, resumed[0].printed()
     assert "steps 6 to 12" in resumed[0].printed() and steps(tmp_path / "whole") == [12]
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
-
-
-def interrupt_twice():
-    signal.raise_signal(signal.SIGINT)
-    time.sleep(REPEAT_AFTER + 0.1)
-    signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.slow
-def test_second_ctrl_c_exits_at_once(pairs, fork, tmp_path):
-    stopped = fork(options(pairs, tmp_path / "model", EIGHT), partial(fault_at, *STEP, 6, interrupt_twice))
-    assert stopped.wait() == 130 and "Traceback" not in stopped.printed()
-    assert "train.py: stopped; resume from the newest checkpoint" in stopped.printed()
-    assert steps(tmp_path / "model") == [4]
 
 
 # ------------------------------------------------------------------------------------------------------ a process lost

@@ -7,16 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from helpers import ROOT
 from runs import train
 from sacrebleu import corpus_bleu
-from test_deployment import PRESS, REFERENCES, TEXTS, Handler
+from test_deployment import PRESS, REFERENCES, TEXTS
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
@@ -72,13 +69,11 @@ def test_bergamot_translates_the_same_in_node(site, expected):
     assert_same(done.stdout.splitlines(), expected, site)
 
 
-def test_the_page_translates_several_sentences_beams_and_tags(site, model, expected, browser):
+def test_the_page_translates_several_sentences_beams_and_tags(site, address, expected, browser):
     from selenium.webdriver.support.ui import WebDriverWait
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     browser.set_script_timeout(60)
-    browser.get(f"http://127.0.0.1:{server.server_port}/")
+    browser.get(address)
     button = browser.find_element("tag name", "button")
 
     def await_model():
@@ -98,7 +93,6 @@ def test_the_page_translates_several_sentences_beams_and_tags(site, model, expec
     await_model()
     paragraphs = press(f"{TEXTS[0]} {TEXTS[1]}\n\n{TEXTS[2]}")
     assert_same(re.split(r"(?<=[.?!])\s+", paragraphs), expected[:3], site)
-    server.shutdown()
 
 
 MARIAN = """

@@ -2,50 +2,29 @@
 
 import evaluate
 import pytest
+from helpers import write_metric
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation.evaluate_module import TranslationScores
 from vanilla_transformer.evaluation.further_metrics import Metrics, greater_by_name
 from vanilla_transformer.evaluation.scores import Scorer
 
-MODULE = """
-import datasets
-import evaluate
-
-TEXT = datasets.Value("string")
-
-
-class Module(evaluate.Metric):
-    def _info(self):
-        features = {features}
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
-
-    def _compute(self, {arguments}):
-        {body}
-"""
-ONE = "datasets.Features(predictions=TEXT, references=TEXT)"
-LISTS = "datasets.Features(predictions=TEXT, references=datasets.List(TEXT))"
-WITH_SOURCES = "datasets.Features(sources=TEXT, predictions=TEXT, references=TEXT)"
+LISTS = "predictions=TEXT, references=datasets.List(TEXT)"
+WITH_SOURCES = "sources=TEXT, predictions=TEXT, references=TEXT"
 LENGTHS = """errors = [scale * abs(len(one) - len(two)) for one, two in zip(predictions, references)]
         return {"length_error": numpy.float64(max(errors)), "each": errors, "name": "x"}"""
 
 
 @pytest.fixture
 def write_module(tmp_path, monkeypatch):
-    """Writes a script with a module of evaluate, and returns its path."""
+    """write_module(name, body, ...) -> the path of a script with a module of evaluate."""
     monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", str(tmp_path / "cache"))
-
-    def write(name: str, body: str, features: str = ONE, arguments: str = "predictions, references") -> str:
-        script = tmp_path / f"{name}.py"
-        script.write_text("import numpy\n" + MODULE.format(features=features, arguments=arguments, body=body))
-        return str(script)
-
-    return write
+    return lambda name, *parts: write_metric(tmp_path / f"{name}.py", *parts)
 
 
 @pytest.fixture
 def lengths(write_module) -> str:
-    return write_module("lengths", LENGTHS, arguments="predictions, references, scale=1")
+    return write_module("lengths", LENGTHS)
 
 
 @pytest.fixture

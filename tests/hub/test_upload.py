@@ -116,19 +116,21 @@ ELSEWHERE = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name, key, value", [*ELSEWHERE, *((name, None, None) for name in CODE)])
-def test_code_that_is_not_of_this_package_is_neither_run_nor_published(trained, name, key, value):
+def test_code_that_is_not_of_this_package_is_neither_run_nor_published(trained):
     """It is replaced, as that of an older version, and so is code elsewhere that a config names."""
     expected, native = published(trained), published(trained, native=True)
-    if key:
+    for name, key, value in ELSEWHERE:
         edit(trained / name, **{key: value})
-    else:
+    for name in CODE:
         (trained / name).write_text("raise SystemExit('evil')\n")
-    with pytest.warns(UserWarning, match=f"toy: {name} had or named other code than this package's"):
+    changed = [*CODE, "config.json", "tokenizer_config.json"]
+    with pytest.warns(UserWarning, match=f"toy: {', '.join(changed)} had or named other code than this package's"):
         files = published(trained)
-    assert {**files, name: b""} == {**expected, name: b""} and b"evil" not in files[name]
-    assert files[name] == expected[name] or json.loads(files[name]) == json.loads(expected[name])
-    assert b"evil" in published(trained, trust_remote_code=True)[name]
+    for name in files:
+        assert files[name] == expected[name] or json.loads(files[name]) == json.loads(expected[name])
+    assert files.keys() == expected.keys() and b"evil" not in b"".join(files.values())
+    trusted = published(trained, trust_remote_code=True)
+    assert [trusted[name].count(b"evil") for name in changed] == [1] * len(CODE) + [2, 1]
     files = published(trained, native=True)
     assert b"evil" not in b"".join(files.values()) and files.keys() == native.keys()
 
@@ -196,24 +198,14 @@ all_results.json.bak holiday.png other.yaml checkpoint-7/model.safetensors custo
 added_tokens.json/inside"""
 
 
-def put_neighbour(trained, name):
-    (trained / name).parent.mkdir(exist_ok=True)
-    (trained / name).write_text("hunter2")
-
-
-@pytest.mark.parametrize("name", NEIGHBOURS.split())
-def test_neighbour_of_the_model_is_not_published(trained, name):
-    put_neighbour(trained, name)
-    files = published(trained)
-    assert list(files) == FILES and not any(b"hunter2" in content for content in files.values())
-
-
-@pytest.mark.parametrize("option", ["trust_remote_code", "native"])
-def test_no_neighbour_is_published_in_any_way(trained, option):
+@pytest.mark.parametrize("options", [{}, {"trust_remote_code": True}, {"native": True}], ids=str)
+def test_no_neighbour_of_the_model_is_published(trained, options):
     for name in NEIGHBOURS.split():
-        put_neighbour(trained, name)
-    files = published(trained, **{option: True})
-    assert {*files} <= {*FILES} and not any(b"hunter2" in content for content in files.values())
+        (trained / name).parent.mkdir(exist_ok=True)
+        (trained / name).write_text("hunter2")
+    files = published(trained, **options)
+    assert list(files) == [name for name in FILES if not (name.endswith(".py") and "native" in options)]
+    assert b"hunter2" not in b"".join(files.values())
 
 
 def test_files_of_a_sentencepiece_tokenizer_are_published(trained, marian):

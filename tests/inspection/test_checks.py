@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from helpers import EMBEDDINGS, ROOT, TINY, assert_close, gradients
+from helpers import EMBEDDINGS, ROOT, TINY, Softcapped, assert_close, gradients
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -313,12 +313,6 @@ def test_both_searches_are_compared_whatever_number_of_beams_is_saved(num_beams,
 
 
 def test_logits_that_are_changed_after_the_projection_are_named():
-    class Softcapped(VanillaTransformerForConditionalGeneration):
-        def forward(self, *args, **kwargs):
-            output = super().forward(*args, **kwargs)
-            output.logits = None if output.logits is None else output.logits.tanh()
-            return output
-
     found = failures(Softcapped(VanillaTransformerConfig(**TINY)))
     assert found.keys() == {"loss"} and "the loss differs from the cross-entropy of the logits" in found["loss"]
 

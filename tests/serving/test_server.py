@@ -573,14 +573,13 @@ def test_callers_are_let_in_once_the_models_are_loaded(letters, start):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
-@pytest.mark.parametrize("preload", [[], ["--preload"]])
-def test_workers_of_gunicorn_load_the_models_themselves(backend, preload, letters, translators, start):
+def test_workers_of_gunicorn_load_the_models_themselves(backend, letters, translators, start):
     for name in (backend, "gunicorn"):
         pytest.importorskip(name)
     address = f"127.0.0.1:{free_port()}"
     app = f"vanilla_transformer.serving.app:create_app({letters['en-de']!r}, backend={backend!r})"
     options = ["--workers", 2, "--worker-class", "asgi", "--bind", address, "--timeout", 120, "--no-control-socket"]
-    master = start("-m", "gunicorn", *preload, *options, app)
+    master = start("-m", "gunicorn", "--preload", *options, app)
     until_healthy(address, master)
     with ThreadPoolExecutor(50) as callers:
         found = list(callers.map(lambda text: translated(address, text)["translatedText"], TEXTS * 20))

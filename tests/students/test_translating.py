@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TEXTS, randomise, save_translator, translate_by_marian, writing_translator
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    NllbTokenizer,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from helpers import TEXTS, randomise, save_translator, small_nllb, translate_by_marian, writing_translator
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
@@ -52,12 +44,6 @@ def best_of(found: list[list[list]]) -> list[str]:
     return [candidates[0][0] for candidates in found]
 
 
-def save(model, tokenizer, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def generated(model, tokenizer, texts: list[str], **search) -> list[str]:
     """What transformers' own `generate` writes for each text alone."""
     outputs = [model.generate(**tokenizer(text, return_tensors="pt"), **search)[0] for text in texts]
@@ -76,7 +62,8 @@ def test_a_teacher_of_transformers_translates_as_by_generate(kind, text_tokenize
         heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "forced_eos_token_id": None}
         model = BartForConditionalGeneration(BartConfig(**ids, **sizes, **heads))
     randomise(model).eval()
-    teacher = one_teacher(save(model, text_tokenizer, tmp_path / kind), source_prefix="in German: ", num_beams=2)
+    folder = save_translator(Translator(model, text_tokenizer), tmp_path / kind)
+    teacher = one_teacher(folder, source_prefix="in German: ", num_beams=2)
     texts = TEXTS[:2]  # an untrained model seldom ends before the 256th token
     prompts = [f"in German: {text}" for text in texts]
     expected = generated(model, text_tokenizer, prompts, num_beams=2, max_new_tokens=256)
@@ -85,21 +72,15 @@ def test_a_teacher_of_transformers_translates_as_by_generate(kind, text_tokenize
 
 
 def test_a_multilingual_teacher_has_languages_of_its_own(tmp_path):
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"]
-    tokenizer = NllbTokenizer(vocab={token: n for n, token in enumerate(tokens)}, merges=[("▁", "a"), ("▁", "b")])
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    model = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), **sizes)).eval()
+    model, tokenizer = small_nllb()
     german = tokenizer.convert_tokens_to_ids("deu_Latn")
-    others = {*range(len(tokenizer))} - {*range(4, len(tokens)), german}
-    model.generation_config.max_length = 9
-    model.generation_config.suppress_tokens = sorted(others)  # an untrained model would write languages, or nothing
     texts = ["a b a", "b", "a a"]
-    folder = save(model, tokenizer, tmp_path / "nllb")
+    folder = save_translator(Translator(model, tokenizer), tmp_path / "nllb")
     teacher = one_teacher(folder, languages=("en", "de"), teacher_langs=["fra_Latn-deu_Latn"], num_beams=2)
     tokenizer.src_lang = "fra_Latn"
     expected = generated(model, tokenizer, texts, forced_bos_token_id=german, num_beams=2)
     assert best_of(translated(tmp_path / "out", teacher, texts)) == expected and all(expected)
-    back = find_back(options(folder, teacher_langs=["fra_Latn-deu_Latn"], round_trip=str(folder)), ("en", "de"))
+    back = find_back(options(folder, teacher_langs=["fra_Latn-deu_Latn"], round_trip=folder), ("en", "de"))
     assert back.languages == ("deu_Latn", "fra_Latn")
 
 

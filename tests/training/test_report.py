@@ -187,16 +187,10 @@ def start(accelerator, monkeypatch):
     return start
 
 
-def test_no_tracker_is_said_nothing_about(start, capsys):
+def test_started_trackers_are_named_and_the_project_is_that_of_the_environment(start, monkeypatch, capsys):
     assert start([]) == {} and capsys.readouterr().out == ""
-
-
-def test_started_trackers_are_named(start, capsys):
     assert start(["wandb", "mlflow"]) == dict.fromkeys(["wandb", "mlflow"], ["vanilla-transformer", {}])
     assert capsys.readouterr().out == "reporting to wandb, mlflow\n"
-
-
-def test_project_is_that_of_the_environment(start, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     assert start(["wandb"])["wandb"][0] == "mine"
 

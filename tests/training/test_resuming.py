@@ -97,6 +97,7 @@ BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) w
         (settings(), settings("--letters"), "--letters was False, now True"),
         (settings(), settings("--tokenizer_name=y"), "--tokenizer_name was None, now y"),
         (settings(), settings(*STREAM), "the training pairs .*"),
+        (settings(*STREAM), settings("--max_steps=9"), "the training pairs .*"),
         (settings(), settings(data="d2"), "the training pairs .*"),
         (settings(), settings(batches=6), BATCHES),
         *(
