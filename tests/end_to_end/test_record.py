@@ -107,7 +107,9 @@ def test_control_begins_as_its_student_and_has_no_teachers(record):
     )
     assert control["teacher"] is None and control["train_file"] == [f"{folder}/data/train.jsonl"]
     different = {name for name in control if control[name] != student[name]}
-    assert different == {"output_dir", "train_file", "teacher", "distillation_weight"}
+    assert different == {"output_dir", "train_file", "teacher", "distillation_weight", "dropout"}
+    published = yaml.safe_load((folder / "published-2" / "recipe.yaml").read_text())
+    assert control["dropout"] == published["dropout"] != student["dropout"]
     systems = json.loads((folder / "evaluation-2" / "results.json").read_text())["systems"]
     assert list(systems) == [f"{folder}/{name}-2" for name in ("published", "control", "student")]
 
