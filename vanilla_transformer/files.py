@@ -11,6 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
 from .errors import UserError
 
 CONVERTED = "vanilla_transformer.json"  # our config in a directory for CTranslate2, which has a config.json itself
@@ -118,6 +121,15 @@ def last_part(path_or_url: str) -> str:
 def public_file(path_or_url: str) -> str:
     """A file of the Hub as it is, of any other the name alone: the way there may be private, or hold a password."""
     return path_or_url if path_or_url.startswith("hf://") else last_part(path_or_url)
+
+
+def public_name(name_or_path: str) -> str:
+    """A Hub id unchanged; the last part of a local path, since the rest describes its owner's disk."""
+    try:
+        validate_repo_id(name_or_path)
+    except HFValidationError:
+        return last_part(name_or_path)
+    return Path(name_or_path).name if Path(name_or_path).exists() else name_or_path
 
 
 def copy_permissions(folder: Path):

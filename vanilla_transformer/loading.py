@@ -264,13 +264,8 @@ def load_foreign(
 ) -> VanillaTransformerForConditionalGeneration:
     """Loads a vanilla_transformer model, or converts a Marian, Pegasus, Blenderbot or FSMT model to one.
 
-    Args:
-        name: A directory or a Hub id.
-        use_safetensors: As in [`load_model`].
-        options: For `from_pretrained`.
-
-    Raises UserError as [`load_model`] does, or if the model is of another kind, and ValueError if it cannot be
-    converted.
+    The arguments are those of [`load_model`]. Raises UserError as it does, or if the model is of another kind, and
+    ValueError if it cannot be converted.
     """
     from .conversion import CONVERSIONS  # which takes a second that few need
 

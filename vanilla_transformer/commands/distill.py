@@ -80,12 +80,9 @@ def run(options: argparse.Namespace):
 def distill(options: DistillOptions, rest: Sequence[str] = ()):
     """Trains a student on the translations of teachers, and writes `report.md` in `options.output_dir`.
 
-    Skips the steps that an earlier call with the same arguments finished. Of several processes, each calls it.
-
-    Args:
-        rest: Options of train.py, as on its command line.
-
-    Raises UserError for options that contradict each other, or that are not those with which the directory was begun.
+    Skips the steps that an earlier call with the same arguments finished. Of several processes, each calls it. `rest`
+    are options of train.py, as on its command line. Raises UserError for options that contradict each other, or that
+    are not those with which the directory was begun.
     """
     options.check()
     words, asked = training_words(options, rest)

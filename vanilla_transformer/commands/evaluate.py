@@ -29,8 +29,8 @@ from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
-from ..files import replacing_file, replacing_files, write_text
-from ..hub.model_card import public_name, record_tuning
+from ..files import public_name, replacing_file, replacing_files, write_text
+from ..hub.model_card import record_tuning
 from ..loading import Translator, set_languages
 from ..training.hardware import configure_malloc
 from .parser import GENERATION, LOADING, add_dataset_options, add_translation_options, dataclass_of, positive

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,7 +12,7 @@ from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.features.features import require_decoding
 
 from ..errors import UserError, one_line
-from ..files import last_part, public_file
+from ..files import public_file, public_name
 from ..languages import known_code
 from .columns import REFERENCES, choose_columns, find_columns, further_targets, join_columns, lacks_header, select_pair
 from .options import HELD_OUT, MOST_HELD_OUT, DataOptions, DatasetOptions, Source, describe_file, group_parallel
@@ -256,7 +255,7 @@ def describe_origin(sources: list[Source]) -> str:
     """Where a split is from, without the paths of its files, which may be private."""
     first = sources[0]
     if name := first.dataset:
-        return f"{first.name} of {last_part(name) if Path(name).exists() else name}"
+        return f"{first.name} of {public_name(name)}"
     files = [file for source in sources for file in ([source.name] if isinstance(source.name, str) else source.name)]
     where = ", ".join(map(public_file, files[:NAMED]))
     return where + (f" and {len(files) - NAMED:,} more" if len(files) > NAMED else "")

@@ -78,9 +78,7 @@ def launch(app: gr.Blocks, **options) -> gr.Blocks:
 def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]:
     """The languages of a model, and sources of example translations, those that equal their reference first.
 
-    Empty lists if it has no `all_results.json`.
-
-    Raises UserError if that file is damaged.
+    Empty lists if it has no `all_results.json`. Raises UserError if that file is damaged.
     """
     results = load_results(name, revision)
     with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything

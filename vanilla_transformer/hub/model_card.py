@@ -10,12 +10,10 @@ from pathlib import Path
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining
-from ..files import last_part, write_text
+from ..files import last_part, public_name, write_text
 from ..languages import known_code
 
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -170,15 +168,6 @@ def read_file(path: Path) -> dict:
         if path.suffix == ".yaml" and any(isinstance(one, list | dict) for one in itertools.chain(*lists)):
             raise ValueError("a recipe has values and lists of values only")  # aliases can make a few lines huge
     return content
-
-
-def public_name(name_or_path: str) -> str:
-    """A Hub id unchanged; the last part of a local path, since the rest describes its owner's disk."""
-    try:
-        validate_repo_id(name_or_path)
-    except HFValidationError:
-        return last_part(name_or_path)
-    return Path(name_or_path).name if Path(name_or_path).exists() else name_or_path
 
 
 def public_recipe(recipe: dict) -> dict:

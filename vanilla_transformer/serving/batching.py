@@ -41,10 +41,7 @@ class Batcher:
     """Translates one batch at a time, in a thread of its own: several at once would compete for the processors.
 
     A batch has the request that has waited longest, and others for the same model with as many alternatives, until it
-    has [`CHARACTERS_AT_A_TIME`].
-
-    Args:
-        most_waiting: The most requests that may wait.
+    has [`CHARACTERS_AT_A_TIME`]. At most `most_waiting` requests wait.
     """
 
     def __init__(self, most_waiting: int):

@@ -87,10 +87,8 @@ def megabytes(translator: Translator) -> float:
 def write_report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: list[str]):
     """Writes the report in Markdown, made from the folders of the steps, and prints it.
 
-    Args:
-        teachers: Their names, or those of files with translations.
-        texts: Numbers of texts, by what they are.
-        forms: The folders of the converted students.
+    `teachers` may also be files with translations; `texts` has numbers of texts by what they are; `forms` are the
+    folders of the converted students.
     """
     files = (Path(PAIRS, COUNTS), Path(STUDENT, "all_results.json"), Path(EVALUATION, RESULTS))
     pairs, student, results = (json.loads((output_dir / file).read_text(encoding="utf-8")) for file in files)

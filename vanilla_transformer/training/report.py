@@ -22,7 +22,7 @@ from ..data.batches import PairLoader
 from ..data.options import DataOptions
 from ..data.splits import Splits
 from ..errors import UserError
-from ..files import public_file, replacing_file
+from ..files import public_file, public_name, replacing_file
 from .hardware import describe_cpu
 from .options import TrainingOptions
 from .processes import run_on_main
@@ -174,7 +174,7 @@ def describe_run(data_options: DataOptions, pairs: Splits, splits: dict) -> dict
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
     languages = [", ".join(dict.fromkeys(side)) for side in zip(*data_options.directions, strict=True)] or (None, None)
     datasets = list(map(public_file, data_options.train_file or ()))
-    datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [data_options.dataset_name]]
+    datasets = datasets or [public_name(data_options.dataset_name)]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
         "origins": pairs.origins,
