@@ -331,7 +331,7 @@ assert lengths == sorted(lengths, reverse=True)
 
 # %% [markdown]
 # Most of the gain comes from the first few hundred merges. The paper uses 37,000 tokens for 4.5 million sentence pairs; the
-# recipes of this package use 2,000 for the sample and 8,000 to 10,000 for Multi30k ([choosing](../choosing.md)).
+# recipes of this package use 2,000 for the sample and 8,000 to 10,000 for Multi30k ([recipes](../recipes.md)).
 #
 # ## Other tokens for the same text
 #

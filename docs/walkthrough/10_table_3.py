@@ -210,7 +210,7 @@ plt.show()
 #
 # What does not hold here depends on the corpus and the number of steps: above all, how strongly a model should be
 # regularized, but also how large it should be. So the recipes of this repository differ from the paper's;
-# `docs/choosing.md` says by how much.
+# `docs/recipes.md` says by how much.
 
 # %%
 for name in ("N = 2", "d = 256", "f = 1024", "dropout 0.2"):

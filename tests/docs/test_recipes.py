@@ -1,4 +1,4 @@
-"""docs/choosing.md: its table of recipes has the values of the recipes."""
+"""docs/recipes.md: its table of recipes has the values of the recipes."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import ROOT
 
-PAGE = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"(?m)^\| [^|]*\]\(\.\./recipes/(\w+)\.yaml\) \|(.*)\|$", PAGE)
 
 
