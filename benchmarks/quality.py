@@ -2,14 +2,15 @@
 
 Also draws the validation BLEU of each run to EVALUATION/training.png.
 
-python benchmarks/quality.py EVALUATION [--references FILE]
+python benchmarks/quality.py EVALUATION... [--references FILE]
 
 EVALUATION is a directory that `vanilla-transformer evaluate --output` wrote for models of train.py whose directories
 end in their seeds: published-1, published-2, student-1. What the tables need of their all_results.json and newest
 checkpoints is kept in EVALUATION/runs.json, so that they can be printed again without the models. The translations of
 a model that is no longer there may be given to evaluate as a file of its name: --hypotheses published-1.txt.
 
-With the references, a line for each sentence, a third table compares the systems that have seeds in common.
+With the references, a line for each sentence, a last table compares the systems that have seeds in common, over the
+seeds of all the evaluations together.
 """
 
 import argparse
@@ -31,28 +32,32 @@ OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runti
 
 def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("evaluation", type=Path, help="the directory that evaluate --output wrote")
+    parser.add_argument("evaluations", type=Path, nargs="+", help="directories that evaluate --output wrote")
     parser.add_argument("--references", type=Path, metavar="FILE", help="compare the systems over their seeds, too")
     args = parser.parse_args(argv)
-    folder = args.evaluation
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    results["systems"] = {name.removesuffix(".txt"): system for name, system in results["systems"].items()}
-    kept = folder / "runs.json"
-    runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    new = [name for name in results["systems"] if name not in runs and Path(name, "all_results.json").exists()]
-    runs |= {name: read_run(Path(name)) for name in new}
-    kept.write_text(json.dumps(runs, indent=2), encoding="utf-8")
-    draw_training(runs, folder / "training.png")
-    tables = [by_system(results, runs), by_seed(results, runs)]
+    found = {folder: json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in args.evaluations}
+    for folder, results in found.items():
+        results["systems"] = {name.removesuffix(".txt"): system for name, system in results["systems"].items()}
+        kept = folder / "runs.json"
+        runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        new = [name for name in results["systems"] if name not in runs and Path(name, "all_results.json").exists()]
+        runs |= {name: read_run(Path(name)) for name in new}
+        kept.write_text(json.dumps(runs, indent=2), encoding="utf-8")
+        draw_training(runs, folder / "training.png")
+        print_table(by_system(results, runs))
+        print_table(by_seed(results, runs))
     if args.references:
         references = lines_of(args.references)
-        if len(references) != results["sentences"]:
-            parser.error(f"{args.references} has {len(references)} lines, not {results['sentences']}.")
-        tables.append(by_pair(results, folder / "hypotheses", references))
-    for rows in tables:
-        print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")
+        for results in found.values():
+            if len(references) != results["sentences"]:
+                parser.error(f"{args.references} has {len(references)} lines, not {results['sentences']}.")
+        print_table(by_pair(found, references))
     for metric, signature in results["signatures"].items():
         print(f"- {metric}: `{signature}`")
+
+
+def print_table(rows: list[dict]):
+    print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")
 
 
 def read_run(model: Path) -> dict:
@@ -103,24 +108,25 @@ def by_seed(results: dict, runs: dict) -> list[dict]:
     return rows
 
 
-def by_pair(results: dict, hypotheses: Path, references: list[str]) -> list[dict]:
+def by_pair(found: dict[Path, dict], references: list[str]) -> list[dict]:
     """One row for every two systems with seeds in common: how much higher the mean BLEU of the second is over these.
 
     The 95 % interval and p are those of a paired bootstrap test (Koehn, 2004) of 1,000 resamples, each of which takes
-    the same sentences from all models.
+    the same sentences from all models. `found` has the results of each evaluation by its directory.
     """
-    signature = dict(part.split(":") for part in results["signatures"]["BLEU"].split("|"))
+    signature = dict(part.split(":") for part in next(iter(found.values()))["signatures"]["BLEU"].split("|"))
     bleu = BLEU(lowercase=signature["case"] == "lc", tokenize=signature["tok"], force=True)
     resamples = numpy.random.default_rng(12345).integers(len(references), size=(1000, len(references)))
     resamples[0] = numpy.arange(len(references))  # the test set itself
-    scores: dict[str, dict[str, numpy.ndarray]] = {}  # by system and seed
-    for name in results["systems"]:
+    scores: dict[str, dict[tuple[int, str], numpy.ndarray]] = {}  # by system, number of the evaluation and seed
+    names = [(number, folder, name) for number, folder in enumerate(found) for name in found[folder]["systems"]]
+    for number, folder, name in names:
         if "+" not in name and (seed := re.search(r"-(\d+)$", name)):
-            texts = lines_of(hypotheses / file_name(name))
+            texts = lines_of(folder / "hypotheses" / file_name(name))
             counts = numpy.array(bleu._extract_corpus_statistics(texts, [references]))
             sums = [counts[sentences].sum(0) for sentences in resamples]
-            found = numpy.array([bleu._compute_score_from_stats([*map(int, one)]).score for one in sums])
-            scores.setdefault(system_of(name), {})[seed[1]] = found
+            ours = numpy.array([bleu._compute_score_from_stats([*map(int, one)]).score for one in sums])
+            scores.setdefault(system_of(name), {})[number, seed[1]] = ours
     rows = []
     for (name, ones), (other, others) in combinations(scores.items(), 2):
         seeds = sorted(ones.keys() & others)
@@ -129,8 +135,9 @@ def by_pair(results: dict, hypotheses: Path, references: list[str]) -> list[dict
             observed, *resampled = each.mean(0)
             low, high = numpy.percentile(resampled, [2.5, 97.5])
             by_chance = abs(resampled - numpy.mean(resampled)) >= abs(observed)
-            row = {"of": other, "over": name, "seeds": ", ".join(seeds), "BLEU": f"{observed:+.2f}"}
-            row |= {"95 %": f"{low:+.2f} to {high:+.2f}", "p": f"{(by_chance.sum() + 1) / len(resamples):.3f}"}
+            row = {"of": other, "over": name, "seeds": ", ".join(seed for _, seed in seeds)}
+            row |= {"BLEU": f"{observed:+.2f}", "95 %": f"{low:+.2f} to {high:+.2f}"}
+            row |= {"p": f"{(by_chance.sum() + 1) / len(resamples):.3f}"}
             rows.append(row | {"of each seed": ", ".join(f"{one:+.2f}" for one in each[:, 0])})
     return rows
 

@@ -101,6 +101,10 @@ def test_quality_compares_systems_over_their_seeds(script, tmp_path, capsys):
     assert rows[1] == ["a", "b", "1, 2", "+0.00", "+0.00 to +0.00", "1.000", "+0.00, +0.00"]
     assert [row[:4] for row in rows[2:]] == [["c", "b", "1, 2", gain], ["c", "a", "1, 2", gain]]
     assert {row[5] for row in rows[2:]} == {"0.001"}
+    shutil.copytree(tmp_path, tmp_path / "again")
+    script("quality").main([str(tmp_path), str(tmp_path / "again"), "--references", str(references)])
+    rows = table_rows(capsys.readouterr().out.split("\n\n")[4])
+    assert rows[2][2:4] == ["1, 2, 1, 2", gain]
 
 
 # ---------------------------------------------------------------------------------------------------- initial weights
