@@ -310,6 +310,13 @@ def test_a_first_row_that_is_a_pair_is_read_and_one_that_may_be_is_said(streamin
 
 
 @streamed
+def test_two_equal_cells_are_no_header(streaming, tmp_path, capsys):
+    file = write(tmp_path / "copies.tsv", "abc\tabc\nxyz\tzyx\n")
+    assert read(file, streaming=streaming) == [("abc", "abc"), ("xyz", "zyx")]
+    assert f"{file} has no header row: its first row, abc | abc, is read as a pair." in capsys.readouterr().out
+
+
+@streamed
 def test_a_file_is_read_without_a_header_if_the_one_before_has_none(streaming, tmp_path):
     train = write(tmp_path / "a.tsv", "Open file\tDatei öffnen\nNew\tNeu\n")
     validation = write(tmp_path / "b.tsv", "Save\tSichern\nClose\tSchließen\n")
@@ -428,6 +435,9 @@ ODD = {
     "columns.txt": ("a\tb\tc\n" * 9, "has lines of 3 columns"),
     "field.json": ('{"version": 1, "data": [{"en": "a", "de": "b"}]}', "the keys version, data"),
     "columns.json": ('{"en": ["a", "c"], "de": ["b", "d"]}', "is no list of pairs: its rows have the keys en, de"),
+    "lists.jsonl": ('{"en": ["a"], "de": "b"}\n{"en": ["c"], "de": "d"}', "are objects or lists; write them as texts"),
+    "numbers.jsonl": ('{"en": 1, "de": 2}\n{"en": 3, "de": 4}', 'Numbers must be written as texts, such as "12"'),
+    "unquoted.csv": ("en,de\na,b\nc, d,e\n", "quote fields that contain the separator"),
     "words.json": ('{"one": "eins", "two": "zwei", "three": "drei"}', "the keys one, two, three"),
     "android.json": ('{"k1": {"en": "a", "de": "b"}, "k2": {"en": "a", "de": "b"}}', "the keys k1, k2"),
     "todo.po": ('msgid "Save"\nmsgstr ""\n', "it has no pairs"),

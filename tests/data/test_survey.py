@@ -73,6 +73,11 @@ def test_words_that_no_spaces_separate_are_counted():
     assert found["hidden_words"] == pytest.approx([(2 / 3 + 0 + 2 / 3) / 3, (2 / 3 + 0 + 1 / 3) / 3])
 
 
+def test_characters_in_words_are_told_from_spelled_words_and_numbers():
+    found = counts([("we go home .", "l e t"), ("我们去上学。", "12 + 3 = 15"), ("ab", "c d")])["train"]
+    assert found["in_words"] == pytest.approx([(2 + 2 + 4 + 5 + 2) / (9 + 6 + 2), 0])
+
+
 def test_a_single_document_among_words_does_not_count():
     found = counts([("dog", "d ɔ ɡ")] * 300 + [("word " * 900, "w " * 900)])["train"]
     assert found["words"] == [1, 3] and found["characters"] == [3, 5]

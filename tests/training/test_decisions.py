@@ -33,7 +33,9 @@ def decide(tmp_path, monkeypatch):
         data = write_pairs(tmp_path, train=as_rows(pairs), validation=as_rows(SENTENCES[:20]))
         options = parse_arguments(["--dataset_name", str(data), "--source_lang=en", "--target_lang=de", *argv.split()])
         if speed is not None:
-            monkeypatch.setattr(trials, "training_speed", lambda options, vocab, shape, _: speed(shape[0] * shape[1]))
+            monkeypatch.setattr(
+                trials, "training_speed", lambda options, vocab, shape, _: speed(shape[0] * max(shape[1:]))
+            )
         splits = load_pairs(options.data)
         first = decide_tokens(options, splits)
         tokenizer = train_tokenizer([text for pair in pairs for text in pair], 300)
@@ -80,6 +82,26 @@ def test_a_step_that_does_not_fit_into_memory_is_not_tried(decide, monkeypatch):
         decide(speed=None)
 
 
+def test_a_trial_has_the_usual_lengths_of_both_sides(decide, monkeypatch):
+    """The longer of the two is as long as the longer side of a pair."""
+    shapes = []
+    monkeypatch.setattr(trials, "training_speed", lambda options, vocab, shape, _: shapes.append(shape) or 1e4)
+    decide([(f"{source} {source} {source} {source}", "ja") for source, _ in SENTENCES], speed=None)
+    decide([*[("nein", "no no no no")] * 200, *[("no no no no", "nein")] * 200], speed=None)
+    (pairs, source, target), *_, (_, one, other) = shapes
+    assert 10 * target < source and pairs * source == pytest.approx(2048, rel=0.05) and one == other
+
+
+def test_texts_that_are_all_too_long_end_the_run_before_it_chooses(decide, capsys):
+    long = [(" ".join(f"{source} {n}" for n in range(400)), target) for source, target in SENTENCES[:100]]
+    with pytest.raises(
+        UserError, match=r"^None of the 100 pairs that were looked at has .* up to 1,024 tokens; split"
+    ):
+        decide(long)
+    assert "--max_steps" not in capsys.readouterr().out
+    assert decide(long, "--max_source_length=99999")["max_steps"] > 1
+
+
 def test_a_trial_is_of_the_model_that_is_trained(decide, monkeypatch):
     tried = []
     compute_loss = trials.compute_loss
@@ -109,7 +131,7 @@ def test_a_batch_that_does_not_fit_is_freed_before_the_next_one_is_tried(decide)
 def test_pairs_with_an_empty_side_do_not_count(decide, capsys):
     filled, mixed = decide(), decide([*SENTENCES, *[("a dog", "")] * 4000])
     assert mixed["max_steps"] == pytest.approx(filled["max_steps"], rel=0.2)
-    warnings = re.findall(r"(\d+) pairs are few", capsys.readouterr().out)
+    warnings = re.findall(r"(\d+) different pairs are few", capsys.readouterr().out)
     assert list(map(int, warnings)) == pytest.approx([400, 400], rel=0.2)
 
 

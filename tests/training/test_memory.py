@@ -31,7 +31,7 @@ def kept_bytes(model, pairs: int, length: int) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    batch = example_batch(pairs, length, None, torch.device("cpu"))
+    batch = example_batch(pairs, (length, length), None, torch.device("cpu"))
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         loss = compute_loss(model.train(), batch, torch.tensor(1.0), TrainingOptions(output_dir="x"))
     del loss  # kept alive until here, so that no two tensors have the same address

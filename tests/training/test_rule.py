@@ -84,6 +84,13 @@ def test_limits_leave_room_for_joined_pairs():
     assert choice.values == {"max_source_length": 1024} and "joined" in choice.reason
 
 
+def test_texts_that_are_left_out_are_said():
+    options = parse_arguments(["--train_file=x.tsv"])
+    (choice,) = choose_lengths([(2000, 40)] * 2 + [(900, 40)], options.values(), options.free)
+    assert choice.values == {"max_source_length": 1024}
+    assert choice.reason.endswith("; 67% have more than 1,024, and are left out")
+
+
 def test_steps_count_the_tokens_that_a_batch_really_has():
     """Whole pairs, and no more than all."""
     argv = "--size=small --hours=9 --per_device_train_max_tokens="
@@ -115,6 +122,17 @@ def test_vocabulary_grows_with_the_words_and_at_last_with_their_root():
     assert abs(sizes[3] - 2 * sizes[2]) <= 500
 
 
+def test_repeated_pairs_count_once():
+    """For the size, the length of the run and dropout; not for the steps of an epoch, which reads them all."""
+    copies = replace(SENTENCES, pairs=60_000, repeated=0.99)
+    chosen, distinct = choose(tokens=6e6, corpus=copies, speed=1e6), choose(tokens=6e4, speed=1e6)
+    same = ("d_model", "max_steps", "dropout")
+    assert [chosen[name] for name in same] == [distinct[name] for name in same]
+    assert "600 different pairs are few" in doubts("", copies, 6e6)
+    warm_up = choose("--num_train_epochs=2", 6e6, corpus=copies)["warmup_steps"]
+    assert warm_up == pytest.approx(0.1 * 12e6 / 4096, rel=0.05)
+
+
 def test_repeated_texts_count_once_for_the_vocabulary():
     """As in a corpus of corrections, with several for each source."""
     few, many = (Corpus(40_000, (count, 40_000), (18, 18), (90, 90), 2, 400) for count in (10_000, 40_000))
@@ -123,9 +141,16 @@ def test_repeated_texts_count_once_for_the_vocabulary():
 
 
 @pytest.mark.parametrize(
-    ("corpus", "joins"), [(SENTENCES, True), (replace(SENTENCES, sentences=2), False), (WORDS, False)]
+    ("corpus", "joins"),
+    [
+        (SENTENCES, True),
+        (replace(SENTENCES, sentences=2), False),
+        (WORDS, False),
+        (replace(SENTENCES, in_words=(0.9, 0.3)), False),
+    ],
 )
 def test_pairs_are_joined_if_sources_are_single_sentences(corpus, joins):
+    """Not numbers, spelled words and formulas."""
     assert any("joined_pairs" in choice.values for choice in choose_tokens(corpus, CHOOSABLE)) == joins
 
 
@@ -252,7 +277,7 @@ def doubts(argv: str, corpus: Corpus, tokens: float) -> str:
 
 def test_what_cannot_be_learnt_is_said_with_what_would_help():
     few = replace(SENTENCES, pairs=3016)
-    assert "3,016 pairs are few" in doubts("", few, 7e4) and "--model_name_or_path" in doubts("", few, 7e4)
+    assert "3,016 different pairs are few" in doubts("", few, 7e4) and "--model_name_or_path" in doubts("", few, 7e4)
     assert "more hours" in doubts("--hours=0.1", SENTENCES, 5e5) and doubts("--hours=9", SENTENCES, 5e5) == ""
     assert "more hours, or a smaller --size." in doubts("--hours=0.1 --size=small", SENTENCES, 5e5)
     assert "more hours." in doubts("--hours=0.1 --size=tiny", SENTENCES, 5e5)

@@ -54,7 +54,7 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     cells = list(features_of(dataset, source.label))
     named = [*source.source_columns, *source.target_columns]
     if named and all(map(str.isdecimal, named)) and not set(named) <= set(cells):
-        PartialState().print(f"{source.label} is read without a header row; its first row is {' | '.join(cells)}.")
+        PartialState().print(f"{source.label} is read without a header row; its first row is {describe_row(cells)}.")
         return True
     if any(source.columns) or len(cells) < 2 or (preferred and set(preferred) <= set(cells)):
         return False
@@ -62,12 +62,13 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     if any(column_of(language, cells) for language in languages) or all(map(is_known, cells)):
         return False
     is_like_before = preferred and all(isinstance(column, str) and column.isdecimal() for column in preferred)
-    if not is_like_before and all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
+    are_names = all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells)
+    if not is_like_before and are_names and first_row(cells) == cells:  # two columns have no common name
         return False
     words = columns_of_words(dataset, cells)
     if not all(is_number(cell) for cell in cells if cell not in words):
         return False
-    row = " | ".join(cells)
+    row = describe_row(cells)
     if len(cells) > 2 and len(words) != 2:
         raise UserError(
             f"The first row of {source.label}, {row}, does not say which columns are source and target; choose "
@@ -79,6 +80,19 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
         "columns, choose two with --source_column and --target_column."
     )
     return True
+
+
+def first_row(columns: list[str]) -> list[str]:
+    """The cells of the row that names the columns: pandas adds .1 to one that equals another."""
+    cells = []
+    for name in columns:
+        cell, _, number = name.rpartition(".")
+        cells.append(cell if number.isdecimal() and cell in cells else name)
+    return cells
+
+
+def describe_row(columns: list[str]) -> str:
+    return textwrap.shorten(" | ".join(first_row(columns)), 200, placeholder=" ...")
 
 
 def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset | IterableDataset:
@@ -154,6 +168,8 @@ class Columns:
         said += f"; languages in translation: {', '.join(self.nested)}." if self.nested else "."
         if any(str(getattr(one, "dtype", "")).startswith(("timestamp", "date")) for one in self.features.values()):
             said += " Dates in .json files are read as times; save them as .tsv to have them as text."
+        if not self.text and any(str(getattr(one, "dtype", "")).startswith("int") for one in self.features.values()):
+            said += ' Numbers must be written as texts, such as "12".'
         if mixed := [name for name, feature in self.features.items() if isinstance(feature, datasets.Json)]:
             said += f" In {', '.join(mixed)}, rows have values of several types; write all as texts."
         return said
@@ -165,8 +181,8 @@ class Columns:
         is_named = is_named or any(column_of(name, cells) for name in names)
         if is_table(self.dataset, self.source) and not (is_named or self.source.dataset):
             raise UserError(
-                f"{self.source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Name two "
-                "of these columns with --source_column and --target_column or, if it is a pair, number them: "
+                f"{self.source.label} has no header row with {given}; its first row is {describe_row(cells)}. Name "
+                "two of these columns with --source_column and --target_column or, if it is a pair, number them: "
                 "--source_column 1 --target_column 2."
             )
 
@@ -270,8 +286,13 @@ def check_layout(dataset: Dataset | IterableDataset, name: str):
             f"{name} has one column, {found.string!r}; its separator seems to be {found[0]!r}. Columns of a .csv file "
             "are separated by commas, those of a .tsv file by tabs."
         )
-    is_nested = any(isinstance(value, (list, dict)) for value in first.values())
-    if dataset.info.builder_name == "json" and (is_nested or not others):
+    nested = [key for key, value in first.items() if isinstance(value, (list, dict))]
+    if nested and others:
+        raise UserError(
+            f"{' and '.join(nested)} of {name} are objects or lists; write them as texts, such as tokens with spaces "
+            "between them."
+        )
+    if dataset.info.builder_name == "json" and not others:
         keys = textwrap.shorten(", ".join(first), 100, placeholder=" ...")
         raise UserError(
             f"{name} is no list of pairs: its rows have the keys {keys}. A .json file has a list such as "

@@ -82,6 +82,8 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
             reason = f"it is cut off or damaged ({one_line(cause).rstrip('.')}); get the file again."
         if re.search("Couldn't cast|Failed to parse string", reason):
             reason = f"its rows differ in their keys, or in the types of their values; write all alike. {reason}"
+        if "Error tokenizing data" in reason:  # of a table
+            reason = f"{reason.strip()}; quote fields that contain the separator."
         reason = textwrap.shorten(reason, 600, placeholder=" ...")
         if isinstance(cause, UnicodeDecodeError):
             reason = "it is not in UTF-8; convert it, for example with iconv."

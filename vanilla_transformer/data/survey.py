@@ -34,6 +34,7 @@ SEEN = 0.01  # if this share of the sources has several sentences or lines, the 
 FEW = 30  # pairs: too few to tell whether some are swapped
 WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # between words
 TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>)\s+)+")  # such as >>deu<< or <bt>, before a source
+WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
 SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
 
 
@@ -116,8 +117,8 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. Each of [`SOURCE_KINDS`] tells
     whether at least one in a hundred is of that kind or, in title case, one in a thousand; `tagged_sources`, whether
     at least one in a hundred begins with [`TAGS`]. `words` and `characters` are the [`usual_mean`] of sources and of
-    targets, and `hidden_words` that of their [`hidden_words`].
-    `same_letters` is the share of pairs whose sides have the same [`letters_of`].
+    targets, `hidden_words` that of their [`hidden_words`], and `in_words` their [`share_in_words`]. `same_letters` is
+    the share of pairs whose sides have the same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)
     parts = {
@@ -145,12 +146,18 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     some = random.Random(0).sample(pairs, min(COMPARED, len(pairs)))
     are_same = [letters_of(source) == letters_of(target) != "" for source, target in some]
     found["same_letters"] = sum(are_same) / max(len(some), 1)
+    found["in_words"] = [share_in_words(" ".join(side)) for side in zip(*some, strict=True)] or [0.0, 0.0]
     return found
 
 
 def hidden_words(text: str) -> float:
     """The words of a text that no spaces separate: in scripts without spaces, three letters count as one word."""
     return max(len(SPACELESS.findall(text)) / 3 - len(text.split()), 0.0)
+
+
+def share_in_words(text: str) -> float:
+    """The share of the visible characters that stand in words of two letters and more."""
+    return sum(map(len, WORD.findall(text))) / max(len("".join(text.split())), 1)
 
 
 def usual_mean(counts: list[int]) -> float:

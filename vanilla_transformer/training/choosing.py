@@ -36,15 +36,22 @@ def decide_training(
     """Chooses the rest, once the tokenizer is known, and prints it."""
     if not options.free:
         return {}
-    lengths, looked_at = sample_lengths(pairs["train"], tokenizer, LIMITS[-1])
-    chosen = print_choices(choose_lengths(lengths, options.values(), options.free))
-    options = options.with_values(chosen)
+    lengths, looked_at = sample_lengths(pairs["train"], tokenizer, max(LIMITS[-1], options.data.length_limit))
+    choices = choose_lengths(lengths, options.values(), options.free)
+    options = options.with_values({name: value for choice in choices for name, value in choice.values.items()})
     limits = options.data.max_source_length, options.data.max_target_length
-    kept = [max(pair) for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
-    length = sum(kept) / max(len(kept), 1) or 1.0
+    kept = [pair for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
+    if looked_at and not kept:
+        raise UserError(
+            f"None of the {looked_at:,} pairs that were looked at has both sides, of up to {LIMITS[-1]:,} tokens; "
+            "split the texts, or give higher --max_source_length and --max_target_length."
+        )
+    chosen = print_choices(choices)
+    sides = [sum(side) / len(kept) for side in zip(*kept, strict=True)] or [1.0, 1.0]
+    length = sum(map(max, kept)) / max(len(kept), 1) or 1.0  # of the longer side of a pair
     corpus = look_at(pairs, options)
     corpus = replace(corpus, pairs=max(1, round(corpus.pairs * len(kept) / max(looked_at, 1))))
-    trials = Trials(options, len(tokenizer), length, accelerator)
+    trials = Trials(options, len(tokenizer), tuple(side * length / max(sides) for side in sides), accelerator)
     situation = Situation(
         corpus,
         tokens=max(length * corpus.pairs, 1),
@@ -84,11 +91,13 @@ def look_at(pairs: Splits, options: Options) -> Corpus:
     elif count >= SURVEYED / 2:  # the stream may go on
         count = min(STREAMED, options.data.max_train_samples or STREAMED)
         distinct = count, count
-    means = {name: tuple(found[name]) for name in ("words", "characters", "hidden_words")}
+    means = {name: tuple(found[name]) for name in ("words", "characters", "hidden_words", "in_words")}
+    repeated = found["duplicates"] / max(found["pairs"], 1)
     # Sources of several lines are not joined either.
     usual, same = max(found["usual_sentences"], found["usual_lines"]), found["same_letters"]
     tagged = found["tagged_sources"]
-    return Corpus(count, distinct, **means, sentences=usual, held_out=held_out, same_letters=same, has_tags=tagged)
+    of_pairs = {"held_out": held_out, "same_letters": same, "repeated": repeated}
+    return Corpus(count, distinct, **means, **of_pairs, sentences=usual, has_tags=tagged)
 
 
 def print_choices(choices: list[Choice]) -> dict[str, object]:

@@ -98,7 +98,7 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
                 f"--per_device_train_max_tokens auto: a step with one pair of {longest} tokens does not fit into "
                 "memory; lower --max_source_length and --max_target_length, or choose a smaller model."
             )
-        batch = example_batch(pairs, longest, options.teacher and options.teacher_top_k, accelerator.device)
+        batch = example_batch(pairs, (longest, longest), options.teacher and options.teacher_top_k, accelerator.device)
         with accelerator.autocast():
             loss = compute_loss(model.train(), batch, torch.tensor(1.0, device=accelerator.device), options)
         loss.backward()
@@ -112,11 +112,13 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
     return max(longest, round(USABLE * int(accelerator.gather(found).min())))
 
 
-def example_batch(pairs: int, length: int, top_k: int | None, device: torch.device) -> dict[str, torch.Tensor]:
-    """A batch of `pairs` with `length` tokens on both sides and, if `top_k` is given, soft targets."""
-    ids = torch.ones((pairs, length), dtype=torch.long, device=device)
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+def example_batch(
+    pairs: int, lengths: tuple[int, int], top_k: int | None, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """A batch of `pairs` whose sides have these `lengths` in tokens and, if `top_k` is given, soft targets."""
+    source, target = (torch.ones((pairs, length), dtype=torch.long, device=device) for length in lengths)
+    batch = {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": target}
     if top_k:
-        tokens = ids[..., None].expand(-1, -1, top_k)
+        tokens = target[..., None].expand(-1, -1, top_k)
         batch |= dict(zip(SOFT_TARGETS, (tokens, tokens.float()), strict=True))
     return batch

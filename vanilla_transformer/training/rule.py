@@ -47,6 +47,7 @@ EVALUATIONS = 8
 WORDS_A_TOKEN, TOKENS_PER_ROOT = 30, 16
 SAME_LETTERS = 0.8  # above this share of pairs whose sides have the same letters, tokens are letters
 JOINED = 0.2  # share of joined pairs
+IN_WORDS = 0.6  # in sentences, at least this share of the characters stands in words
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
 MANY_EPOCHS = 25  # from here on, a model overfits
 LIMITS, FITTING = (128, 256, 512, 1024), 0.99  # tokens of a source or target; the share of texts that must fit
@@ -77,6 +78,8 @@ class Corpus:
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
         hidden_words: The mean number of words of a text that no spaces separate.
         has_tags: Whether at least 1 % of the sources begin with tags, such as `>>de<<`.
+        in_words: The share of the visible characters that stand in words of two letters and more.
+        repeated: The share of the pairs that repeat an earlier one.
     """
 
     pairs: int
@@ -88,6 +91,8 @@ class Corpus:
     same_letters: float = 0.0
     hidden_words: tuple[float, float] = (0.0, 0.0)
     has_tags: bool = False
+    in_words: tuple[float, float] = (1.0, 1.0)
+    repeated: float = 0.0
 
     @property
     def lengths(self) -> tuple[float, float]:
@@ -96,18 +101,19 @@ class Corpus:
 
     @property
     def has_sentences(self) -> bool:
-        """Whether the texts are sentences rather than words or phrases."""
-        return min(self.lengths) >= 3
+        """Whether the texts are sentences rather than words, phrases, numbers or spelled words."""
+        return min(self.lengths) >= 3 and min(self.in_words) >= IN_WORDS
 
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary and digits, and joined pairs, as far as these options are `free`."""
-    (words, characters), other = sorted(zip(corpus.words, corpus.characters, strict=True))
+    (words, characters, hidden), other = sorted(zip(corpus.words, corpus.characters, corpus.hidden_words, strict=True))
     # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
     is_word = other[0] < 3 or other[1] / other[0] < 3.5
     choices, reason = [], ""
     if words < 1.5 and 0 < characters <= 15 and is_word and not corpus.has_sentences:
-        reason = f"one side is single words, of {characters:.0f} characters on average"
+        what = "has no spaces between words" if hidden else "is single words"
+        reason = f"one side {what}, of {characters:.0f} characters on average"
     elif corpus.same_letters > SAME_LETTERS and max(corpus.characters) <= 200:
         reason = "most pairs differ in case, accents, spaces or punctuation only"
     has_letters = "letters" in free and bool(reason)
@@ -156,6 +162,8 @@ def choose_lengths(lengths: list[tuple[int, int]], values: Mapping[str, object],
         # The first that is enough or, if none is, the first that keeps as many as the last.
         most_kept = possible[-1] if needed == joined else possible[kept.index(kept[-1])]
         limit = next((limit for limit in possible if limit >= needed), most_kept)
+        if (lost := sum(length > limit for length in side) / len(side)) > 1 - FITTING:
+            reason += f"; {lost:.0%} have more than {limit:,}, and are left out"
         if limit != LIMITS[0]:
             choices.append(Choice({name: limit}, reason if limit > LIMITS[0] else "learned positions end there"))
         # A pair whose source is too long needs no room for its target.
@@ -193,9 +201,14 @@ class Situation:
         return self.values["hours"] or DEFAULT_HOURS
 
     @property
+    def distinct(self) -> float:
+        """The tokens of an epoch without pairs that repeat an earlier one."""
+        return max(self.tokens * (1 - self.corpus.repeated), 1)
+
+    @property
     def useful(self) -> float:
         """The tokens of a run after which more would bring little."""
-        return self.tokens * min(max(40 * (5e5 / self.tokens) ** 0.25, FEW_EPOCHS), 60)
+        return self.distinct * min(max(40 * (5e5 / self.distinct) ** 0.25, FEW_EPOCHS), 60)
 
     @property
     def asked(self) -> float | None:
@@ -219,7 +232,7 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
     size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.values["d_model"]
-    epochs = trained / situation.tokens
+    epochs = trained / situation.distinct
     is_narrow = width <= SIZES["tiny"].d_model
     dropout = 0.1 if epochs < MANY_EPOCHS or is_narrow else 0.2
     reason = "a narrow model needs little" if is_narrow else f"each pair is read about {epochs:.1f} times"
@@ -228,12 +241,13 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     if situation.values["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
     doubts = []
-    if situation.corpus.pairs < FEW_PAIRS and situation.corpus.has_sentences:
+    pairs = round(situation.corpus.pairs * (1 - situation.corpus.repeated))
+    if pairs < FEW_PAIRS and situation.corpus.has_sentences:
         doubts.append(
-            f"{situation.corpus.pairs:,} pairs are few to learn a language from. What helps: more pairs, "
+            f"{pairs:,} different pairs are few to learn from. What helps: more pairs, "
             "back-translations (--train_file_tags), or a trained model to begin with (--model_name_or_path)."
         )
-    if situation.asked is None and trained < FEW_EPOCHS * situation.tokens:
+    if situation.asked is None and trained < FEW_EPOCHS * situation.distinct:
         doubts.append(
             f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too few for a good "
             "model; give it more hours" + (", or a smaller --size." if width > SIZES["tiny"].d_model else ".")
@@ -245,7 +259,7 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, i
     """The largest size that the data and the time are enough for, the tokens to train it on, and the largest batch."""
     asked, useful, why, reason = situation.asked, situation.useful, "", ""
     largest_batch = situation.largest_batch
-    names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].epoch_tokens]
+    names = [name for name in reversed(SIZES) if situation.distinct >= SIZES[name].epoch_tokens]
     if situation.values["size"] in SIZES:
         names, why = [situation.values["size"]], f"--size {situation.values['size']}"
     elif "d_model" not in situation.free:  # its layers are those of the largest size that is no wider
@@ -262,7 +276,8 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, i
             break
         reason = f"; {names[0]} would need a longer run, or more memory"
     trained = max(trained, 1)  # if no model could be tried; the caller knows why
-    why = why or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"
+    once = " (repeated pairs count once)" if situation.corpus.repeated else ""
+    why = why or f"{name}, for {situation.distinct:,.0f} tokens an epoch{once}{reason}"
     return Choice(model, why), trained, largest_batch
 
 

@@ -18,7 +18,7 @@ from .rule import LARGEST_BATCH, LARGEST_BATCH_ON_GPU, SMALLEST_BATCH, USUAL_BAT
 
 
 class Trials:
-    """Times a few training steps of throw-away models, with batches of pairs of the usual `length`.
+    """Times a few training steps of throw-away models, with batches of pairs whose sides have the usual `lengths`.
 
     Attributes:
         largest: The most tokens of a batch to choose.
@@ -26,8 +26,8 @@ class Trials:
         refusal: Why no batch of the last model fitted; None if one did.
     """
 
-    def __init__(self, options: Options, vocab_size: int, length: float, accelerator: Accelerator):
-        self.options, self.vocab_size, self.length, self.accelerator = options, vocab_size, length, accelerator
+    def __init__(self, options: Options, vocab_size: int, lengths: tuple[float, float], accelerator: Accelerator):
+        self.options, self.vocab_size, self.lengths, self.accelerator = options, vocab_size, lengths, accelerator
         self.refusal: str | None = None
         # A GPU takes about as long for a small batch as for a large one, and a long run has large batches.
         is_cuda = accelerator.device.type == "cuda"
@@ -47,7 +47,7 @@ class Trials:
         """
         options = self.options.with_values(decided)
         for size in self.sizes:
-            shape = max(1, int(size // self.length)), round(self.length)
+            shape = max(1, int(size // max(self.lengths))), *(max(1, round(length)) for length in self.lengths)
             try:
                 found = training_speed(options, self.vocab_size, shape, self.accelerator)
             except UserError as error:
@@ -60,10 +60,11 @@ class Trials:
         return 0.0, self.largest
 
 
-def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], accelerator: Accelerator) -> float:
+def training_speed(options: Options, vocab_size: int, shape: tuple[int, int, int], accelerator: Accelerator) -> float:
     """The tokens a second of all processes, if each is as fast as this one in its last of up to three trial steps.
 
-    The `shape` of their batch is (pairs, tokens of a side). Raises OutOfMemoryError if it does not fit.
+    The `shape` of their batch is (pairs, tokens of a source, of a target); those of the longer side count. Raises
+    OutOfMemoryError if it does not fit.
     """
     training, fields = options.training, given_fields(options.model) | {"vocab_size": vocab_size}
     attention = choose_attention(training.attn_implementation, accelerator.device)
@@ -71,12 +72,13 @@ def training_speed(options: Options, vocab_size: int, shape: tuple[int, int], ac
     prepare_layers(model, training, accelerator.device)
     model = model.to(accelerator.device).train()
     optimizer = make_optimizer(model, training)
-    pairs, length = shape[0], min(shape[1], model.config.longest_sequence)
+    pairs, *lengths = shape
+    lengths = [min(length, model.config.longest_sequence) for length in lengths]
     is_cpu = accelerator.device.type == "cpu"
-    if is_cpu and step_bytes(model, training, pairs, length, accelerator) > free_bytes(accelerator):
+    if is_cpu and step_bytes(model, training, pairs, max(lengths), accelerator) > free_bytes(accelerator):
         raise torch.OutOfMemoryError  # as a GPU does
-    batch = example_batch(pairs, length, training.teacher and training.teacher_top_k, accelerator.device)
-    count = batch["input_ids"].numel()
+    batch = example_batch(pairs, lengths, training.teacher and training.teacher_top_k, accelerator.device)
+    count = pairs * max(lengths)
     for _ in range(3):  # the first one is slower, but shows whether others would take long
         start = time.perf_counter()
         with accelerator.autocast():
