@@ -95,11 +95,13 @@ def test_a_trial_has_the_usual_lengths_of_both_sides(decide, monkeypatch):
 def test_texts_that_are_all_too_long_end_the_run_before_it_chooses(decide, capsys):
     long = [(" ".join(f"{source} {n}" for n in range(400)), target) for source, target in SENTENCES[:100]]
     with pytest.raises(
-        UserError, match=r"^None of the 100 pairs that were looked at has .* up to 1,024 tokens; split"
+        UserError, match=r"^None of the 100 pairs that were looked at has .*at most 1,024 tokens, unless .*; split"
     ):
         decide(long)
     assert "--max_steps" not in capsys.readouterr().out
     assert decide(long, "--max_source_length=99999")["max_steps"] > 1
+    with pytest.raises(UserError, match="^None of the 400 pairs .* raise these limits"):
+        decide(argv="--max_source_length=2")
 
 
 def test_a_trial_is_of_the_model_that_is_trained(decide, monkeypatch):

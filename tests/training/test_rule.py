@@ -84,11 +84,11 @@ def test_limits_leave_room_for_joined_pairs():
     assert choice.values == {"max_source_length": 1024} and "joined" in choice.reason
 
 
-def test_texts_that_are_left_out_are_said():
+def test_the_share_of_texts_that_are_dropped_is_given():
     options = parse_arguments(["--train_file=x.tsv"])
     (choice,) = choose_lengths([(2000, 40)] * 2 + [(900, 40)], options.values(), options.free)
     assert choice.values == {"max_source_length": 1024}
-    assert choice.reason.endswith("; 67% have more than 1,024, and are left out")
+    assert choice.reason.endswith("; 67% exceed 1,024 and are dropped")
 
 
 def test_steps_count_the_tokens_that_a_batch_really_has():

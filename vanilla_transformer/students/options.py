@@ -12,9 +12,8 @@ from ..option_fields import option
 from .filtering import OPTIONAL_RULES
 
 # How a teacher translates, what the translations depend on, and what the filter does.
-OF_A_TEACHER = ("source_prefix", "revision", "dtype", "max_tokens", "num_beams", "length_penalty", "max_new_tokens")
-OF_A_TEACHER += ("n_best", "samples")
-TRANSLATING = ("teacher", "translations", "teacher_langs", *OF_A_TEACHER)
+TRANSLATING = ("teacher", "translations", "teacher_langs", "source_prefix", "revision", "dtype", "max_tokens")
+TRANSLATING += ("num_beams", "length_penalty", "max_new_tokens", "n_best", "samples")
 FILTERING = ("keep", "min_score", "round_trip", "min_round_trip")
 
 

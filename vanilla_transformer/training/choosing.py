@@ -43,8 +43,9 @@ def decide_training(
     kept = [pair for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
     if looked_at and not kept:
         raise UserError(
-            f"None of the {looked_at:,} pairs that were looked at has both sides, of up to {LIMITS[-1]:,} tokens; "
-            "split the texts, or give higher --max_source_length and --max_target_length."
+            f"None of the {looked_at:,} pairs that were looked at has two sides within --max_source_length and "
+            f"--max_target_length (at most {LIMITS[-1]:,} tokens, unless they are given); split the texts, or raise "
+            "these limits."
         )
     chosen = print_choices(choices)
     sides = [sum(side) / len(kept) for side in zip(*kept, strict=True)] or [1.0, 1.0]

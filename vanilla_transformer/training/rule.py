@@ -163,7 +163,7 @@ def choose_lengths(lengths: list[tuple[int, int]], values: Mapping[str, object],
         most_kept = possible[-1] if needed == joined else possible[kept.index(kept[-1])]
         limit = next((limit for limit in possible if limit >= needed), most_kept)
         if (lost := sum(length > limit for length in side) / len(side)) > 1 - FITTING:
-            reason += f"; {lost:.0%} have more than {limit:,}, and are left out"
+            reason += f"; {lost:.0%} exceed {limit:,} and are dropped"
         if limit != LIMITS[0]:
             choices.append(Choice({name: limit}, reason if limit > LIMITS[0] else "learned positions end there"))
         # A pair whose source is too long needs no room for its target.
