@@ -42,7 +42,7 @@ def test_default_peak_is_limited_where_models_of_this_width_learn(d_model, limit
         assert peak(warmup_steps) == pytest.approx(limit, rel=0.02)
     for warmup_steps in (4000, 16000):
         assert peak(warmup_steps) == optim.paper_learning_rate(d_model, warmup_steps)
-    assert peak(4000, "--model_name_or_path=x") == 1e-4
+    assert peak(4000, "--model_name_or_path=x") == pytest.approx(min(4e-4, 4e-4 * 128 / d_model))
 
 
 def test_schedule_without_warmup_starts_at_its_peak():
@@ -348,7 +348,7 @@ def test_no_prediction_has_a_lower_loss_than_the_bound(smoothing):
     [
         (["--warmup_steps=40000"], {}, (16 * 40000) ** -0.5, ""),
         (["--warmup_steps=100"], {}, (16 * 4000) ** -0.5, "4.0e-03 instead of .* = 2.5e-02, as --warmup_steps 100 is"),
-        (["--warmup_steps=2", "--model_name_or_path=x"], {}, 1e-4, "1.0e-04 instead of .* = 1.8e-01, as a higher"),
+        (["--warmup_steps=2", "--model_name_or_path=x"], {}, 4e-4, "4.0e-04 instead of .* = 1.8e-01, as a higher"),
         (["--warmup_steps=2", "--learning_rate=0.5"], {}, 0.5, ""),
         (["--warmup_steps=2"], {"learning_rate": 0.0125}, 0.0125, ""),
         (["--warmup_steps=2", "--learning_rate=0.5"], {"learning_rate": 0.0125}, 0.5, ""),

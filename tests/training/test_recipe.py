@@ -20,7 +20,7 @@ from vanilla_transformer.training.recipe import (
     recipe_to_yaml,
     resolved_recipe,
 )
-from vanilla_transformer.training.rule import CHOOSABLE
+from vanilla_transformer.training.rule import CHOOSABLE, FINE_TUNING
 
 MODEL_OPTIONS = VanillaTransformerConfig.__annotations__.keys() - NOT_OPTIONS
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -97,8 +97,12 @@ def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
     averaged = CHOOSABLE - {"eval_steps", "early_stopping_patience"}
     assert parse_arguments([*own, "--average_checkpoints=3"]).free == averaged
     assert parse_arguments(["--config", str(recipe), "--size=auto"]).free == CHOOSABLE - {"dropout", "max_steps"}
-    for nothing in ([*own, "--size=paper"], ["--config", str(recipe)], [*own, "--model_name_or_path=m"], []):
+    tuning = [*own, "--model_name_or_path=m"]
+    assert parse_arguments(tuning).free == FINE_TUNING
+    assert parse_arguments([*tuning, "--warmup_steps=9"]).free == FINE_TUNING - {"warmup_steps"}
+    for nothing in ([*own, "--size=paper"], ["--config", str(recipe)], [*tuning, "--size=paper"], []):
         assert not parse_arguments(nothing).free
+    assert not parse_arguments(["--config", str(recipe), "--model_name_or_path=m"]).free
 
 
 def test_a_size_replaces_those_of_a_recipe():
@@ -117,21 +121,21 @@ def test_hours_and_a_number_of_steps_contradict_each_other():
 @pytest.mark.parametrize(
     "more, why",
     [
-        (["--train_file=x.tsv", "--size=paper"], "--size paper"),
-        (["--train_file=x.tsv", "--model_name_or_path=m"], "--model_name_or_path"),
-        (["--train_file=x.tsv", "--config=recipes/sample.yaml"], "the recipe recipes/sample.yaml"),
-        ([], "the recipe recipes/sample.yaml"),
+        (["--train_file=x.tsv", "--size=paper"], "--size paper fixes all options"),
+        (["--train_file=x.tsv", "--model_name_or_path=m"], "with --model_name_or_path, no length is chosen"),
+        (["--train_file=x.tsv", "--config=recipes/sample.yaml"], "the recipe recipes/sample.yaml fixes all options"),
+        ([], "the recipe recipes/sample.yaml fixes all options"),
     ],
 )
-def test_hours_are_refused_where_nothing_is_chosen(more, why, monkeypatch):
+def test_hours_are_refused_where_no_length_is_chosen(more, why, monkeypatch):
     monkeypatch.chdir(ROOT)
     remedy = "give --max_steps or --num_train_epochs instead."
-    assert f"--hours has no effect here: {why} fixes all options; {remedy}" in refusal(["--hours=2", *more])
+    assert f"--hours has no effect here: {why}; {remedy}" in refusal(["--hours=2", *more])
 
 
 def test_size_is_refused_in_fine_tuning():
     said = refusal(["--train_file=x.tsv", "--size=tiny", "--model_name_or_path=m"])
-    assert "--size has no effect here: --model_name_or_path fixes all options; leave it out." in said
+    assert "--size has no effect here: the model of --model_name_or_path has its size; leave it out." in said
 
 
 def test_several_configurations_are_refused_with_a_remedy():

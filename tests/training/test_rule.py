@@ -12,6 +12,7 @@ from vanilla_transformer.training.rule import (
     Choice,
     Corpus,
     Situation,
+    choose_fine_tuning,
     choose_lengths,
     choose_tokens,
     choose_training,
@@ -251,6 +252,19 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
     choices, _ = choose_training(situation)
     chosen = {name: value for choice in choices for name, value in choice.values.items()}
     assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
+
+
+@pytest.mark.parametrize(("argv", "steps"), [("", 440), ("--num_train_epochs=20", 880), ("--max_steps=90", 90)])
+def test_fine_tuning_has_a_schedule_and_evaluations_that_suit_its_length(argv, steps):
+    """Not the paper's 4,000 steps of warm-up, of which a small corpus would see a few."""
+    options = parse_arguments(["--train_file=x.tsv", "--model_name_or_path=m", *argv.split()])
+    few = replace(SENTENCES, pairs=2250, held_out=120)
+    situation = Situation(few, 4.5e4, 20.0, options.values(), options.free, 1, 16_384, speed=None)
+    chosen = {name: value for choice in choose_fine_tuning(situation) for name, value in choice.values.items()}
+    batch = 2048 if "max_steps" in argv else 1024
+    assert (chosen["lr_scheduler_type"], chosen["per_device_train_max_tokens"]) == ("linear", batch)
+    assert chosen["warmup_steps"] == pytest.approx(steps / 10, abs=2) and chosen["eval_steps"] < steps
+    assert chosen.keys() <= options.free - {"max_steps"}
 
 
 def test_several_batches_a_step_make_fewer_steps():

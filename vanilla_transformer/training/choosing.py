@@ -13,7 +13,7 @@ from ..data.splits import SURVEYED, Splits
 from ..errors import UserError
 from .checkpoint import load_state
 from .recipe import Options
-from .rule import LIMITS, Choice, Corpus, Situation, choose_lengths, choose_tokens, choose_training
+from .rule import LIMITS, Choice, Corpus, Situation, choose_fine_tuning, choose_lengths, choose_tokens, choose_training
 from .trials import Trials
 
 STREAMED = 10**6  # pairs that a stream is taken to have, if it may have more than were looked at
@@ -65,6 +65,8 @@ def decide_training(
     )
     if not isinstance(pairs["train"], Sized):  # a stream that may be longer than what is read of it
         situation = replace(situation, tokens=min(situation.tokens, situation.asked))
+    if options.training.model_name_or_path:
+        return chosen | print_choices(choose_fine_tuning(situation))
     choices, doubts = choose_training(situation)
     if trials.refusal:
         raise UserError(trials.refusal)

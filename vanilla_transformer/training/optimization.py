@@ -19,7 +19,8 @@ from ..errors import UserError
 from .muon import Muon, Several
 from .options import TrainingOptions
 
-FINE_TUNING_PEAK = 1e-4  # the highest by default; above, the model forgets (docs/LOG.md)
+FINE_TUNING_PEAK = 4e-4  # the highest by default up to a d_model of 128; above, the model forgets more (docs/LOG.md)
+WIDE_FINE_TUNING_PEAK = 0.0512  # divided by a larger d_model
 MUON_PEAK = 5e-3  # the best of 3e-3, 5e-3 and 1e-2 with a d_model of 128 (docs/LOG.md)
 WIDE_MUON_PEAK = 0.512  # divided by a larger d_model; with 256, 2e-3 is better than 5e-3, and above it is a guess
 
@@ -54,7 +55,9 @@ def choose_learning_rate(options: TrainingOptions, d_model: int, before: dict) -
     if options.optimizer == "muon" and is_new:
         return MUON_PEAK if d_model <= 128 else WIDE_MUON_PEAK / d_model
     paper = paper_learning_rate(d_model, options.warmup_steps)
-    limit = max(min(3e-3, 0.36 / d_model), paper_learning_rate(d_model, 4000)) if is_new else FINE_TUNING_PEAK
+    limit = max(min(3e-3, 0.36 / d_model), paper_learning_rate(d_model, 4000))
+    if not is_new:
+        limit = min(FINE_TUNING_PEAK, WIDE_FINE_TUNING_PEAK / d_model)
     if paper > limit:
         why = f"--warmup_steps {options.warmup_steps} is short" if is_new else "a higher one makes the model forget"
         PartialState().print(

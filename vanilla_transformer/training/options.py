@@ -58,7 +58,9 @@ class TrainingOptions:
     dry_run: bool = option(
         False, "print the recipe, try some steps that change nothing, print their time and memory, and exit"
     )
-    model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible); it keeps its tokenizer")
+    model_name_or_path: str | None = option(
+        None, "fine-tune this model (ours or convertible); it keeps its sizes and its tokenizer"
+    )
     per_device_train_max_tokens: int | None = option(
         4096,
         "tokens in a batch on each device: sentences x longest side; auto (GPU only): most of what fits, up to 32,768",
@@ -71,7 +73,8 @@ class TrainingOptions:
     learning_rate: float | None = option(
         None,
         "peak learning rate (default: (d_model x warmup_steps)^-0.5, but after a short warm-up at most 3e-3, or less "
-        "above a d_model of 120, and at most 1e-4 in fine-tuning; with muon 5e-3, or 0.512 / d_model above 128)",
+        "above a d_model of 120, and in fine-tuning at most 4e-4, or 0.0512 / d_model above 128; with muon 5e-3, or "
+        "0.512 / d_model above 128)",
         ge=0,
     )
     lr_scheduler_type: Literal[

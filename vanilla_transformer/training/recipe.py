@@ -19,7 +19,7 @@ from ..evaluation.further_metrics import OURS, not_measured
 from ..hub.model_card import PATHS_OR_IDS
 from ..option_fields import HelpFormatter
 from .options import ModelOptions, TrainingOptions
-from .rule import CHOOSABLE, MODEL
+from .rule import CHOOSABLE, FINE_TUNING, MODEL
 
 SAMPLE_RECIPE = Path("recipes", "sample.yaml")  # beside train.py, which runs there
 
@@ -179,16 +179,18 @@ def free_options(
 ) -> Set[str]:
     """The options to choose from the data: those that are not `written` on the command line or in the recipe.
 
-    None with a recipe (unless `--size` is given) or in fine-tuning.
+    None with a recipe, unless `--size` is given.
     """
-    if options.size == "paper" or options.model_name_or_path or (recipe is not None and options.size is None):
-        if options.hours is not None or options.size not in (None, "paper"):
-            why = f"the recipe {recipe}" if options.size is None else "--size paper"
-            why = "--model_name_or_path" if options.model_name_or_path else why
-            name = "size" if options.hours is None else "hours"
-            remedy = "leave it out" if name == "size" else "give --max_steps or --num_train_epochs instead"
-            raise UserError(f"--{name} has no effect here: {why} fixes all options; {remedy}.")
-        return frozenset()
+    is_fine_tuning = options.model_name_or_path is not None
+    if is_fine_tuning and options.size not in (None, "paper"):
+        raise UserError("--size has no effect here: the model of --model_name_or_path has its size; leave it out.")
+    if is_fine_tuning or options.size == "paper" or (recipe is not None and options.size is None):
+        if options.hours is not None:
+            why = "--size paper" if options.size else f"the recipe {recipe}"
+            why = "with --model_name_or_path, no length is chosen" if is_fine_tuning else f"{why} fixes all options"
+            raise UserError(f"--hours has no effect here: {why}; give --max_steps or --num_train_epochs instead.")
+        if recipe is not None or options.size == "paper":
+            return frozenset()
     if options.hours is not None and written & {"max_steps", "num_train_epochs"}:
         raise UserError("--hours has no effect with --max_steps or --num_train_epochs; leave one of them out.")
     fixed = {"joined_pairs"} if cannot_join(data_options, options) or data_options.train_file_langs else set()
@@ -203,7 +205,7 @@ def free_options(
         fixed |= {"letters"}
     if options.average_checkpoints:  # they are saved more often than evaluations run
         fixed |= {"eval_steps", "early_stopping_patience"}
-    return CHOOSABLE - written - fixed
+    return (FINE_TUNING if is_fine_tuning else CHOOSABLE) - written - fixed
 
 
 def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:

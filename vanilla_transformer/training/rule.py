@@ -1,7 +1,7 @@
 """The options that train.py chooses if they are not given: tokens, the size of the model, and how long to train it.
 
-The rule is `choose_tokens`, `choose_lengths` and `choose_training`; docs/LOG.md has the runs that its numbers are
-from.
+The rule is `choose_tokens`, `choose_lengths` and `choose_training`, or `choose_fine_tuning` for a trained model;
+docs/LOG.md has the runs that its numbers are from.
 """
 
 import math
@@ -37,6 +37,9 @@ MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
 CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "warmup_steps"}
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
+# Of these, in fine-tuning, whose length has a default.
+FINE_TUNING = {"lr_scheduler_type", "max_steps", "warmup_steps", "per_device_train_max_tokens", "eval_steps"}
+FINE_TUNING |= {"early_stopping_patience"}
 
 DEFAULT_HOURS = 1.0
 TRAINING_SHARE = 0.85  # of the time; the rest is for evaluation, checkpoints and the start
@@ -253,6 +256,12 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
             "model; give it more hours" + (", or a smaller --size." if width > SIZES["tiny"].d_model else ".")
         )
     return [choice for choice in (one.among(situation.free) for one in choices) if choice.values], doubts
+
+
+def choose_fine_tuning(situation: Situation) -> list[Choice]:
+    """The batch, the schedule and the evaluations of a model that is trained further, for a length that is given."""
+    choices = choose_steps(situation, situation.asked, LARGEST_BATCH)  # on a GPU, too: no larger one was tried
+    return [choice for choice in (one.among(situation.free) for one in choices) if choice.values]
 
 
 def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, int]:
