@@ -316,11 +316,11 @@ def noted_languages(
     return (source, target) if known_code(source) and known_code(target) else None
 
 
-def load_config(name: str | os.PathLike, **where) -> PretrainedConfig:
+def load_config(name: str | os.PathLike, trust_remote_code: bool = False, **where) -> PretrainedConfig:
     """Loads a config. Raises UserError if there is none."""
     check_exists(name, **where)
     with opening(name, "config"):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
 
 
 # ---------------------------------------------------------------------------------------------------------- the files

@@ -24,6 +24,7 @@ import psutil
 import pytest
 import torch
 from helpers import ROOT, TEXTS, command_error, never_end, save_translator, writing_translator
+from transformers import T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands import demo
@@ -59,12 +60,19 @@ def load(folder, **options):
     return demo.load(argparse.Namespace(model=folder, **defaults | options))
 
 
+def test_a_model_whose_attention_cannot_be_shown_is_served_without(text_tokenizer, tmp_path):
+    config = T5Config(vocab_size=len(text_tokenizer), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    model = T5ForConditionalGeneration(config)
+    translator, shown = load(save_translator(Translator(model.eval(), text_tokenizer), tmp_path / "t5"))
+    assert translator.engine.config.model_type == "t5" and shown is None
+
+
 @pytest.fixture(scope="module")
 def make_page(folder):
     """make_page(backend) -> the page without its server."""
     from vanilla_transformer.demo.app import Page
 
-    return lambda backend="torch": Page(*load(folder, backend=backend)[1:])
+    return lambda backend="torch": Page(*load(folder, backend=backend))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +87,7 @@ def served(folder, **options):
 
     from vanilla_transformer.demo.app import launch, make_app
 
-    app = launch(make_app(*load(folder, **options), None), server_name="127.0.0.1")
+    app = launch(make_app(folder, *load(folder, **options), None), server_name="127.0.0.1")
     try:
         yield gradio_client.Client(app.local_url, verbose=False)
     finally:
@@ -317,7 +325,7 @@ def test_all_batches_of_a_request_end_in_time(translator, tmp_path, monkeypatch)
 
     never_end(translator)
     translator.model.generation_config.max_length = 10**6
-    page = app.Page(*load(save_translator(translator, tmp_path / "model"))[1:])
+    page = app.Page(*load(save_translator(translator, tmp_path / "model")))
     page.translator.max_tokens = 1  # one line a batch
     monkeypatch.setattr(app, "MOST_SECONDS", 1)
     start = time.monotonic()
@@ -334,7 +342,7 @@ def test_with_ctranslate2_a_translation_ends_at_a_length(translator, tmp_path):
     for max_length, tokens in [(8000, 2 * source + 50), (None, source + 50), (12, 11)]:
         translator.model.generation_config.max_length = max_length
         folder = save_translator(translator, tmp_path / str(max_length))
-        page = Page(*load(folder, backend="ctranslate2")[1:])
+        page = Page(*load(folder, backend="ctranslate2"))
         for num_beams in (1, 4):
             assert list(page.translate(TEXTS[0], num_beams, 1.0))[-1][1].startswith(f"{tokens} tokens in ")
 

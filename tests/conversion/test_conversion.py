@@ -127,7 +127,7 @@ NORM = nn.LayerNorm(16)
 DIFFERENT = {
     "no biases": ({"norm_first": True, "bias": False}, None, "Missing key.*encoder.layers.0.self_attn.q_proj.bias"),
     "two norms": ({}, replace("transformer.encoder.norm", NORM), "encoder.norm = transformer.decoder.norm = No"),
-    "extra norm": ({}, replace("transformer.decoder.norm", NORM), "Unexpected key.*decoder.layer_norm.weight"),
+    "extra norm": ({}, replace("transformer.decoder.norm", NORM), "encoder.norm = transformer.decoder.norm = No"),
     "one norm": ({"norm_first": True}, replace("transformer.decoder.norm", None), "Missing key.*decoder.layer_norm"),
     "heads": ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 8, 24, 0.0)), "differ in num_heads: 4, 8"),
     "ffn": ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 4, 32, 0.0)), r"layers\.1\.fc1\.weight"),

@@ -195,11 +195,23 @@ def test_pieces_that_the_dictionary_lacks_are_read_as_unknown_and_never_written(
     assert Translator(ours, tokenizer)(["low les n"], max_new_tokens=5, num_beams=1) != [""]
 
 
-@pytest.mark.parametrize(("name", "text"), [("dict.txt", "low\n"), ("dict.txt", "low x\n"), ("codes", "a b c\n")])
+WRONG_LINES = [("dict.txt", "low\n"), ("dict.txt", "low x\n"), ("codes", "a b c\n")]
+WRONG_LINES += [("dict.txt", "new 5 #fairseq:overwrite\n"), ("dict.txt", "low 3\n"), ("dict.txt", "<unk> 4\n")]
+
+
+@pytest.mark.parametrize(("name", "text"), WRONG_LINES)
 def test_damaged_dictionaries_and_codes_are_named_with_the_line(tokenizer, name, text, tmp_path):
     with open(tmp_path / name, "a") as file:
         file.write(text)
-    with pytest.raises(ValueError, match=rf"Line \d of .*{name} is not"):
+    with pytest.raises(ValueError, match=rf"Line \d of .*{name} (is not|repeats)"):
+        fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
+
+
+@pytest.mark.parametrize("version", ["", "#version: 0.1\n"])
+def test_codes_of_another_version_are_refused(tokenizer, version, tmp_path):
+    """Their merges differ: `low </w>` is a pair there."""
+    (tmp_path / "codes").write_text(f"{version}l o\nlo w\nlow </w>\n")
+    with pytest.raises(UserError, match="codes does not begin with `#version: 0.2`"):
         fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
 
 

@@ -176,6 +176,9 @@ def test_what_is_published(trained):
     recipe = yaml.safe_load(published(trained)["recipe.yaml"])
     assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", ["train.jsonl", "bt.txt"])
     assert recipe["teacher"] == [trained.name, "me/teacher"]
+    edit(trained / "recipe.yaml", train_file=["hf://datasets/me/pairs/a.tsv", "https://me:secret@host/b.tsv"])
+    recipe = yaml.safe_load(published(trained)["recipe.yaml"])
+    assert recipe["train_file"] == ["hf://datasets/me/pairs/a.tsv", "b.tsv"]
 
 
 def test_sentences_of_a_finished_run_can_be_left_out(trained):

@@ -58,6 +58,13 @@ def test_positions_that_end_too_early_are_refused(make_model):
         check_model(make_model(position_embedding_type="learned", max_position_embeddings=3))
 
 
+@pytest.mark.parametrize(("found", "expected"), [(0.0, torch.inf), (-torch.inf, torch.inf), (torch.nan, 0.0)])
+def test_nothing_is_close_to_what_is_not_finite(found, expected):
+    assert checks.is_close(torch.tensor([1.0]), torch.tensor([1.0]))
+    assert not checks.is_close(torch.tensor([found]), torch.tensor([expected]))
+    assert not checks.is_close(torch.tensor([expected]), torch.tensor([expected + 1]))
+
+
 def test_frozen_weights_are_named_unless_they_are_meant(make_model):
     model = make_model()
     model.model.encoder.layers[0].fc1.weight.requires_grad_(False)

@@ -232,7 +232,7 @@ def test_empty_and_too_long_texts_are_named(model, text_tokenizer):
     for texts, message in [
         (("  \n",), "The text is empty"),
         (("A dog", ""), "The translation is empty"),
-        (("dog " * 50,), r"The text has \d+ tokens, more than the 40 of the model; shorten it"),
+        (("dog " * 50,), r"The text has \d+ tokens; at most 40 can be shown; shorten it"),
     ]:
         with pytest.raises(UserError, match=message):
             attention_maps(model, text_tokenizer, *texts)
@@ -425,7 +425,7 @@ def test_align_command_aligns_a_dataset(saved, tmp_path, capsys):
     assert found[1] == [(0, 0), (0, 1)]  # there is only one source word
     rate = alignment_error_rate([set(links) for links in found[:2]], [{(0, 0), (2, 1)}, {(0, 0), (0, 1)}])
     assert f"alignment error rate {rate:.3f} over 2 pairs" in said
-    assert "Skipped 4 of 7 pairs; of the first: The text is empty; give a sentence." in said
+    assert "Skipped 4 of 7 pairs, the first because: The text is empty; give a sentence." in said
     assert "There is no layer 3; the model has 3, from 0 to 2" in command_error(capsys, *command, "--layer", "3")
     assert "'train'" in command_error(capsys, *command, "--split", "train")
     message = command_error(capsys, *command, "--source_column", "en", "--target_column", "en")

@@ -115,6 +115,7 @@ def test_several_teachers_are_an_ensemble_if_they_can(folder, text_tokenizer, ma
     with pytest.raises(UserError, match="--teacher_langs has no effect on an ensemble"):
         one_teacher(folder, second, teacher_langs=["a-b"])
     assert one_teacher(folder, second, teacher_langs=["a-b"], round_trip="back").names == [folder, second]
+    assert one_teacher(folder, second, trust_remote_code=True).names == [folder, second]
     other = save_translator(writing_translator(train_tokenizer(["another"], 290)), tmp_path / "other")
     for names in ([folder, other], [folder, marian], [marian, marian]):
         found = find_teachers(options(*names, teacher_langs=["a-b", "c-d"]), NO_LANGUAGES, 1)

@@ -1,1 +1,1 @@
-"""One module for each verb of the command line, which `__main__.py` lists."""
+"""The verbs of the command line, and what they share."""

@@ -62,7 +62,8 @@ def translate(translator: Translator, texts: list[str], **generation) -> dict[st
         return dict(zip(texts, translator(texts, **generation), strict=True))
     except TextTooLong as error:
         message = f"{texts[error.number][:60]!r} has a sentence of {error.tokens} tokens, more than {error.limit}"
-        raise UserError(f"{message}; use --too_long split, or raise --max_source_length.") from error
+        remedy = "use --too_long split, or " if translator.segmenter.too_long == "refuse" else ""
+        raise UserError(f"{message}; {remedy}raise --max_source_length.") from error
 
 
 def fill(

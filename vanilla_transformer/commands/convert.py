@@ -79,6 +79,8 @@ def convert(
         raise UserError("--dictionary and --codes are for a checkpoint of fairseq (.pt) or Marian (.npz); drop them.")
     if model.endswith(".npz") and not dictionary:
         raise UserError("A model of Marian needs its vocabulary; give --dictionary vocab.spm.")
+    if codes and model.endswith(".npz"):
+        raise UserError("--codes are for a checkpoint of fairseq (.pt); leave them out.")
     if codes and not dictionary:
         raise UserError("--codes need --dictionary; give fairseq's dict.*.txt too.")
     with noting(f"while converting {model}"):
@@ -116,7 +118,7 @@ def load(model: str, dictionary: Path | None, codes: Path | None) -> tuple:
 
 
 def write_form(
-    model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, form: str, quantization: str | None = None
+    model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, form: str, quantization: str | None
 ):
     """Saves the model in one of [`FORMS`]."""
     if form == "native":

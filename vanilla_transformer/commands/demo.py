@@ -13,16 +13,14 @@ from transformers import PreTrainedModel
 from ..errors import explaining
 from ..files import CONVERTED
 from ..loading import Translator
-from .parser import positive
+from .parser import add_engine_options, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     """The options of `vanilla-transformer demo`."""
     add = parser.add_argument
     add("--model", required=True, help="a model directory or a Hub id")
-    add("--revision", help="the commit, branch or tag on the Hub (default: main)")
-    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
-    add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
+    add_engine_options(parser)
     add(
         "--max_source_length",
         type=positive,
@@ -36,7 +34,7 @@ def run(options: argparse.Namespace):
     """Serves the page until Ctrl-C."""
     with explaining("the demo needs `pip install gradio`", ModuleNotFoundError):
         from ..demo.app import launch, make_app
-    app = make_app(*load(options), options.revision)
+    app = make_app(options.model, *load(options), options.revision)
     place = options.host if options.port is None else f"{options.host}:{options.port}"
     with explaining(f"cannot serve on {place}; choose another --host or --port", OSError, OverflowError):
         # At a wrong host, Gradio would try a hundred ports, for minutes.
@@ -46,13 +44,13 @@ def run(options: argparse.Namespace):
     app.block_thread()
 
 
-def load(options: argparse.Namespace) -> tuple[str, Translator, PreTrainedModel | None]:
-    """The name of the model, its translator, and the model whose attention is shown."""
+def load(options: argparse.Namespace) -> tuple[Translator, PreTrainedModel | None]:
+    """The translator, and the model whose attention is shown, if it is of a kind that can be."""
     own = {"max_source_length": options.max_source_length, "too_long": "refuse", "revision": options.revision}
     engine = {"backend": options.backend, "quantization": options.quantization}
     translator = Translator.from_pretrained(options.model, **engine, **own)
     if options.backend == "torch":
-        return options.model, translator, translator.model
+        # T5 names its layers and heads otherwise.
+        return translator, translator.model if hasattr(translator.engine.config, "encoder_layers") else None
     is_converted = (Path(options.model) / CONVERTED).is_file()
-    model = None if is_converted else Translator.from_pretrained(options.model, **own).model
-    return options.model, translator, model
+    return translator, None if is_converted else Translator.from_pretrained(options.model, **own).model

@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 import sys
-import tempfile
 import time
 import zlib
 from collections import Counter
@@ -29,11 +28,19 @@ from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
-from ..files import public_name, replacing_file, replacing_files, write_text
+from ..files import public_name, replacing_files, write_bytes, write_text
 from ..hub.model_card import record_tuning
 from ..loading import Translator, set_languages
 from ..training.hardware import configure_malloc
-from .parser import GENERATION, LOADING, add_dataset_options, add_translation_options, dataclass_of, positive
+from .parser import (
+    GENERATION,
+    LOADING,
+    add_dataset_options,
+    add_translation_options,
+    dataclass_of,
+    positive,
+    values_of,
+)
 
 TUNABLE = tuple(name for name in OURS if name != "loss")  # beside numbers of --metrics
 UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for
@@ -117,32 +124,36 @@ def run(options: argparse.Namespace):
             doubts.append(scorer.fit(load_translator(name, options).tokenizer, references))
     for doubt in filter(None, doubts):
         print(f"warning: {doubt}", file=sys.stderr)
-    texts = text_files(sources, references)
-    make_output_dir(options.output, texts)
+    files = text_files(sources, references)
+    make_output_dir(options.output, files)
     if options.tune:
         return tune_model(options, sources, references, scorer)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.output or Path(temporary)
-        hashes = {name: write_lines(folder / name, lines) for name, lines in texts.items()}
-        files = {name: f"hypotheses/{file_name(name)}" for name in systems}
-        speeds = {}
-        for name, kind in options.systems:
-            if kind == "model":
-                systems[name], speeds[name] = translate(name, sources, options)
-            hashes[files[name]] = write_lines(folder / files[name], systems[name])
-        with explaining("The systems cannot be scored", ValueError):  # with a wrong SACREBLEU_SEED
-            results = score_systems(systems, references, scorer, options.paired, options.num_samples, sources)
-        for name, speed in speeds.items():
-            results["systems"][name]["sentences_per_second"] = speed
-        for name in systems if sources else ():
-            results["systems"][name]["kept"] = kept_by_kind(sources, systems[name])
-        table = results_table(results)
+    if options.output:
+        (options.output / "hypotheses").mkdir(exist_ok=True)
+        for file, lines in files.items():
+            write_bytes(options.output / file, to_bytes(lines))
+    speeds = {}
+    for name, kind in options.systems:
+        if kind == "model":
+            systems[name], speeds[name] = translate(name, sources, options)
+        file = f"hypotheses/{file_name(name)}"
+        files[file] = systems[name]
         if options.output:
-            given = {name: value for name, value in vars(options).items() if value is not None}
-            results |= {"sha256": hashes, "options": given, "metrics": metrics.describe()}
-            write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
-            write_text(folder / "results.md", f"{results_table(results)}\n")
-        print(table)
+            write_bytes(options.output / file, to_bytes(files[file]))
+    with explaining("The systems cannot be scored", ValueError):  # with a wrong SACREBLEU_SEED
+        results = score_systems(systems, references, scorer, options.paired, options.num_samples, sources)
+    for name, speed in speeds.items():
+        results["systems"][name]["sentences_per_second"] = speed
+    for name in systems if sources else ():
+        results["systems"][name]["kept"] = kept_by_kind(sources, systems[name])
+    table = results_table(results)
+    if options.output:
+        given = {name: value for name, value in vars(options).items() if value is not None}
+        hashes = {file: hashlib.sha256(to_bytes(lines)).hexdigest() for file, lines in files.items()}
+        results |= {"sha256": hashes, "options": given, "metrics": metrics.describe()}
+        write_text(options.output / "results.json", json.dumps(results, indent=2, default=str))
+        write_text(options.output / "results.md", f"{table}\n")
+    print(table)
 
 
 def check_options(options: argparse.Namespace):
@@ -232,15 +243,6 @@ def to_bytes(texts: list[str]) -> bytes:
     return "".join(text.replace("\n", " ").rstrip() + "\n" for text in texts).encode()
 
 
-def write_lines(file: Path, texts: list[str]) -> str:
-    """Writes one text per line, and returns the SHA-256 of the file."""
-    content = to_bytes(texts)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_file(file) as temporary:
-        temporary.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
-
-
 def file_name(system: str) -> str:
     """outputs/sample -> outputs-sample.txt; of a long name, such as that of an ensemble, the last 240 bytes."""
     system = system if re.search(r"\w", system) else str(Path(system).resolve())  # . and ..
@@ -250,7 +252,7 @@ def file_name(system: str) -> str:
 
 def load_translator(name: str, options: argparse.Namespace) -> Translator:
     """A model, or an ensemble `a+b`. Raises UserError if it cannot be loaded."""
-    given = {key: getattr(options, key) for key in LOADING}
+    given = values_of(options, LOADING)
     configure_malloc()
     models = [name] if Path(name).exists() else name.split("+")
     if options.backend != "torch":
@@ -264,7 +266,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     """The translations by a model, and how many it made per second, not counting the time to load it."""
     translator = load_translator(name, options)
     start = time.perf_counter()
-    generation = {key: getattr(options, key) for key in GENERATION}
+    generation = values_of(options, GENERATION)
     with noting(f"while {name} translates"):
         translations = translator(sources, f"Translating with {name}" if sys.stderr.isatty() else None, **generation)
     return translations, len(sources) / (time.perf_counter() - start)

@@ -211,7 +211,7 @@ def print_alignments(options: argparse.Namespace):
             predicted.append(set(links))
             scored.append(reference)
     if skipped:
-        print(f"Skipped {len(skipped):,} of {len(pairs):,} pairs; of the first: {skipped[0]}", file=sys.stderr)
+        print(f"Skipped {len(skipped):,} of {len(pairs):,} pairs, the first because: {skipped[0]}", file=sys.stderr)
     if scored:
         rate = alignment_error_rate(predicted, scored)
         print(f"alignment error rate {rate:.3f} over {len(scored):,} pairs", file=sys.stderr)

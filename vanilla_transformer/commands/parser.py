@@ -1,6 +1,7 @@
 """Shared by the commands: a parser with one-sentence errors, types of options, and options of several commands."""
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import fields
 
 import torch
@@ -67,7 +68,20 @@ def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
 
 def dataclass_of(kind: type, options: argparse.Namespace):
     """The dataclass whose fields are options of a command."""
-    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
+    return kind(**values_of(options, [field.name for field in fields(kind)]))
+
+
+def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
+    """Some options of a command, by their names."""
+    return {name: getattr(options, name) for name in names}
+
+
+def add_engine_options(parser: argparse.ArgumentParser):
+    """Adds the options that say which version of a model runs, and in which engine."""
+    add = parser.add_argument
+    add("--revision", help="the commit, branch or tag on the Hub (default: main)")
+    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
+    add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
 
 
 def add_translation_options(parser: argparse.ArgumentParser):
@@ -75,10 +89,8 @@ def add_translation_options(parser: argparse.ArgumentParser):
     add = parser.add_argument
     code = "run the code that a model brings: its tokenizer, its `generate`, and the model itself if it is of a type "
     code += "that neither this package nor transformers has; it may do all that you may"
-    add("--revision", help="the commit, branch or tag on the Hub (default: main)")
+    add_engine_options(parser)
     add("--trust_remote_code", action="store_true", help=code)
-    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
-    add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
     add("--num_beams", type=positive, help="beams (default: those of the model)")
     add("--length_penalty", type=float, help="divide scores of beams by length to this power")
     add("--max_new_tokens", type=positive, help="maximum length of a translation in tokens (default: the model's)")

@@ -15,7 +15,7 @@ from ..errors import explaining
 from ..serving.batching import CHAR_LIMIT, QUEUE_LIMIT
 from ..serving.models import load_models
 from ..training.hardware import configure_malloc
-from .parser import GENERATION, LOADING, add_translation_options, positive
+from .parser import GENERATION, LOADING, add_translation_options, positive, values_of
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -46,8 +46,7 @@ def run(options: argparse.Namespace):
         bound.bind((options.host, options.port))
     configure_malloc()
     disable_progress_bar()  # of transformers
-    generation = {name: getattr(options, name) for name in GENERATION}
-    models = load_models(options.models, generation, **{name: getattr(options, name) for name in LOADING})
+    models = load_models(options.models, values_of(options, GENERATION), **values_of(options, LOADING))
     app = make_app(lambda: models, options.char_limit, options.queue_limit)
     directions = ", ".join(f"{source} to {target}" for source, target in models)
     print(f"Translating {directions} at http://{place}; Ctrl-C stops.", flush=True)

@@ -24,7 +24,7 @@ from ..loading import Translator
 from ..sentences_vanilla_transformer import TextTooLong
 from ..training.hardware import configure_malloc
 from .catalogue import fill_catalogue
-from .parser import GENERATION, LOADING, add_translation_options, positive
+from .parser import GENERATION, LOADING, add_translation_options, positive, values_of
 
 LINES_AT_A_TIME = 1_000  # at most, that are sorted by length and written together
 CHUNK = 2**20  # bytes that are read at once
@@ -56,11 +56,10 @@ def run(options: argparse.Namespace):
     configure_malloc()
     disable_progress_bar()  # of transformers
     torch.manual_seed(options.seed)
-    given = {name: getattr(options, name) for name in (*LOADING, "too_long")}
+    given = values_of(options, (*LOADING, "too_long"))
     translator = Translator.from_pretrained(options.model, **given)
     if options.catalogue:
-        generation = {name: getattr(options, name) for name in GENERATION}
-        return fill_catalogue(translator, options.catalogue, options.output, **generation)
+        return fill_catalogue(translator, options.catalogue, options.output, **values_of(options, GENERATION))
     translate_lines(translator, options)
 
 
@@ -148,7 +147,7 @@ def translate(
     translator: Translator, lines: list[str], done: int, options: argparse.Namespace, distinct: list[int]
 ) -> list[str]:
     """What is written for `lines`, which follow `done` others. Adds the distinct candidates of each to `distinct`."""
-    generation = {name: getattr(options, name) for name in GENERATION}
+    generation = values_of(options, GENERATION)
     label = f"Translating from line {done + 1:,}" if done else "Translating"
     label = label if sys.stderr.isatty() else None
     if not (options.n_best or options.mbr):

@@ -1,4 +1,5 @@
-"""Converts models to this one and back: transformers' own, torch.nn.Transformer, fairseq, CTranslate2 and ONNX.
+"""Converts models of transformers, torch.nn.Transformer, fairseq and Marian to this one, and this one to those of
+transformers, Marian, CTranslate2 and ONNX.
 
 The modules `ctranslate2` and `onnx` need those packages, and are not imported here.
 """

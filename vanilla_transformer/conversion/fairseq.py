@@ -172,9 +172,11 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
     """
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
     for number, line in enumerate(lines_of(dictionary), 1):
-        token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
+        token, _, count = line.rpartition(" ")
         if not token or not count.isdecimal():
             raise UserError(f"Line {number} of {dictionary} is not a token and its count; give fairseq's dict.*.txt.")
+        if token in vocabulary:
+            raise UserError(f"Line {number} of {dictionary} repeats the token {token!r}; give fairseq's dict.*.txt.")
         vocabulary[token] = len(vocabulary)
     if codes is None:
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -192,9 +194,10 @@ def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
     specials = SPECIAL_TOKENS.values()
     pieces = {t if t in specials else t[:-2] if t.endswith("@@") else f"{t}</w>": i for t, i in vocabulary.items()}
     merges = []
-    for number, line in enumerate(lines_of(codes), 1):
-        if line.startswith("#version"):
-            continue
+    version, *lines = lines_of(codes)
+    if version != "#version: 0.2":  # others have ends of words that are pieces of their own
+        raise UserError(f"{codes} does not begin with `#version: 0.2`; give codes of subword-nmt 0.2 or later.")
+    for number, line in enumerate(lines, 2):
         pair = line.split(" ")
         if len(pair) != 2:
             raise UserError(f"Line {number} of {codes} is not a pair of pieces; give the codes of subword-nmt.")

@@ -66,7 +66,7 @@ class Decoder(nn.Module):
 def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
     """Writes `model` in float32 and in int8, with its tokenizer and configs, into the new directory `output_dir`.
 
-    Sequences may have `max_position_embeddings` tokens; if positions are computed, at least 1,024 and at most 8,192.
+    With learned positions, sequences may have `max_position_embeddings` tokens, otherwise up to 65,536.
     A model that was changed is written as it computes. Raises ValueError if the graphs compute something else, and for
     quantized weights.
     """
@@ -105,12 +105,14 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
 
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # onnxruntime's advice to optimize each graph before quantizing it
-    for name, graph in [("encoder_model", encoder_graph), ("decoder_model_merged", merge(first, later))]:
-        onnx.checker.check_model(graph, full_check=True)
-        onnx.save(graph, folder / f"{name}.onnx")
-        quantized = folder / f"{name}_quantized.onnx"
-        quantize_dynamic(folder / f"{name}.onnx", quantized, extra_options={"EnableSubgraph": True})
-    logging.getLogger().setLevel(level)
+    try:
+        for name, graph in [("encoder_model", encoder_graph), ("decoder_model_merged", merge(first, later))]:
+            onnx.checker.check_model(graph, full_check=True)
+            onnx.save(graph, folder / f"{name}.onnx")
+            quantized = folder / f"{name}_quantized.onnx"
+            quantize_dynamic(folder / f"{name}.onnx", quantized, extra_options={"EnableSubgraph": True})
+    finally:
+        logging.getLogger().setLevel(level)
     check_graphs(model, folder)
 
 

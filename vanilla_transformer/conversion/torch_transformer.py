@@ -56,10 +56,11 @@ def from_torch_transformer(
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
-    if transformer.encoder.norm is not None and not transformer.encoder.layers[0].norm_first:
+    has_norm = any(stack.norm is not None for stack in (transformer.encoder, transformer.decoder))
+    if has_norm and not transformer.encoder.layers[0].norm_first:
         raise UserError(
-            "This post-norm transformer normalizes twice at the end of both stacks: in the last layer, and in the "
-            "stack's `norm`, which this model lacks. Set `transformer.encoder.norm = transformer.decoder.norm = None` "
+            "This post-norm transformer normalizes twice at the end of a stack: in the last layer, and in the stack's "
+            "`norm`, which this model lacks. Set `transformer.encoder.norm = transformer.decoder.norm = None` "
             "and train it again."
         )
     for name, module in transformer.named_modules():

@@ -39,7 +39,7 @@ CSS = """
 #alignment {max-height: 560px; overflow-y: auto}
 .outdated :is(#alignment, #attention) {opacity: 0.3; transition: opacity 0.2s}
 """
-# From the click on, so also while it waits for its turn, until the new ones are there: what is shown of the last text.
+# Dims what is shown of the last text, from the click until the new results are there.
 OUTDATE = "(...inputs) => {document.querySelector('.gradio-container').classList.add('outdated'); return inputs}"
 RENEW = "() => document.querySelector('.gradio-container').classList.remove('outdated')"
 # Tasks that run the model wait for one another, so that two visitors do not share its processors.

@@ -166,7 +166,7 @@ def convert_once(
     CTranslate2 does not know the quantization.
     """
     check_quantization(quantization)
-    # The path, which may be too long for one name, as a hash.
+    # A hash in place of the path, which may be too long for a name.
     home = f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     home = Path(constants.HF_HOME) / "vanilla_transformer" / "ctranslate2" / home
     target = home / (quantization or "float32")
@@ -206,7 +206,7 @@ def read_config(directory: Path) -> dict:
 def check_variables(directory: Path, config: VanillaTransformerConfig):
     """Raises ValueError unless model.bin has an embedding for each token, and as many heads as the config.
 
-    CTranslate2 compares neither, and would read foreign memory.
+    CTranslate2 checks neither, and would read beyond its arrays.
     """
     tokens = {"source": config.vocab_size, "target": config.decoder_vocab_size, "shared": config.vocab_size}
     expected = {

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining
-from ..files import last_part, public_name, write_text
+from ..files import public_file, public_name, write_text
 from ..languages import known_code
 
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -23,7 +23,7 @@ decoder_ffn_dim vocab_size dropout norm_first position_embedding_type per_device
 gradient_accumulation_steps learning_rate lr_scheduler_type warmup_steps label_smoothing_factor max_grad_norm
 weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 # Options that hold a path; those of the second line may also hold a Hub id.
-LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
+LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file"]
 PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics"]
 
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError)  # of results and recipes with other keys or values
@@ -171,9 +171,9 @@ def read_file(path: Path) -> dict:
 
 
 def public_recipe(recipe: dict) -> dict:
-    """The recipe with only the last part of each local path."""
+    """The recipe with only the last part of each local path and of each URL; files and ids of the Hub stay."""
     public = dict(recipe)
     for key in filter(recipe.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
-        value, shorten = recipe[key], public_name if key in PATHS_OR_IDS else last_part
+        value, shorten = recipe[key], public_name if key in PATHS_OR_IDS else public_file
         public[key] = [shorten(one) for one in value] if isinstance(value, list) else shorten(value)
     return public

@@ -27,7 +27,7 @@ KINDS = {  # the title of a map, and what its rows and its columns are
     "decoder": ("Decoder self-attention", "queries: tokens read", "keys"),
     "cross": ("Attention to the source", "queries: tokens predicted", "keys: tokens of the source"),
 }
-TOKEN, LARGEST = 0.25, 30  # inches: for a token with its name; for all panels together, so that a picture is not huge
+TOKEN, LARGEST = 0.25, 30  # inches: for each token with its name; the most for all panels together
 
 
 @dataclass
@@ -82,7 +82,7 @@ def attention_maps(
         translation: None: what the model writes.
         generation: Options of `generate`.
 
-    Raises UserError if the text or the translation is empty, or longer than `max_position_embeddings`.
+    Raises UserError if the text or the translation is empty, or longer than `max_position_embeddings` or 4,096 tokens.
     """
     source = encode(model, tokenizer, text)
     if translation is None:
@@ -116,7 +116,7 @@ def encode(
     longest = min(model.config.max_position_embeddings, MOST_TOKENS)
     ids = tokenizer(**side, return_tensors="pt", verbose=False).input_ids
     if ids.shape[1] > longest:
-        raise UserError(f"The {name} has {ids.shape[1]} tokens, more than the {longest} of the model; shorten it.")
+        raise UserError(f"The {name} has {ids.shape[1]} tokens; at most {longest} can be shown; shorten it.")
     return ids.to(model.device)
 
 
@@ -254,7 +254,7 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
 def choose_fonts(text: str) -> tuple[list[str], set[int]]:
     """The font families to draw a text with, and the code points of its characters that no font has.
 
-    Only if the default font lacks a character are other fonts opened. The families that have most of what is missing
+    Other fonts are opened only if the default font lacks a character. The families that have most of what is missing
     come first, so that a text is not drawn in a mixture of fonts if one has all of it.
     """
     families, missing = list(rcParams["font.family"]), {*map(ord, text), ord("▯")}

@@ -53,7 +53,8 @@ def explore(
         pairs: Sources with a reference (None: the model's own translation) and its word alignment, such as "0-0 1-2"
             (None: unknown).
 
-    Raises UserError if a text is empty, or longer than `max_position_embeddings`.
+    Raises UserError if a text, or what the model writes, is empty, or longer than `max_position_embeddings` or 4,096
+    tokens.
     """
     pairs, sentences, references = list(pairs), [], []
     for number, (source, reference, _) in enumerate(pairs, start=1):
@@ -64,7 +65,7 @@ def explore(
         except UserError as error:
             raise UserError(f"Pair {number} cannot be recorded: {error}") from error
     with eager_attention(model), torch.no_grad():
-        for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
+        for source, reference, alignment in tqdm(pairs, "Recording", disable=None, leave=False):
             ids = encode(model, tokenizer, source)
             recorder = Recorder(model, tokenizer, ids, source)
             sentence = {"text": source, "reference": reference, "alignment": alignment or "", "limit": recorder.limit}

@@ -212,7 +212,7 @@ def find_direction(models: dict[tuple[str, str], Direction], query: Query) -> tu
 
 
 def describe(query: Query, source: str, found: list[list[str]]) -> dict:
-    """The answer to a query. Its fields are lists if the query has a list of texts."""
+    """The answer to a query. Each field is a list, of one entry a text, if the query has a list of texts."""
     answer = {"translatedText": [text for text, *_ in found]}
     if query.alternatives:
         answer["alternatives"] = [others for _, *others in found]

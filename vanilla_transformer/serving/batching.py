@@ -1,4 +1,4 @@
-"""Translates in batches: all requests that arrive during one form the next."""
+"""Translates in batches: requests of one direction that wait together form one."""
 
 import asyncio
 import itertools
@@ -40,8 +40,8 @@ class Job:
 class Batcher:
     """Translates one batch at a time, in a thread of its own: several at once would compete for the processors.
 
-    A batch has the request that has waited longest, and others for the same model with as many alternatives, until it
-    has [`CHARACTERS_AT_A_TIME`]. At most `most_waiting` requests wait.
+    A batch has the request that has waited longest, and others of the same direction with as many alternatives, until
+    it has [`CHARACTERS_AT_A_TIME`]. At most `most_waiting` requests wait.
     """
 
     def __init__(self, most_waiting: int):

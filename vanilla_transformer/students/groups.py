@@ -19,10 +19,10 @@ SECONDS = 30  # between two lines about progress
 
 
 def translate_groups(folder: Path, texts: list[str], label: str, teacher: Teacher):
-    """Writes the candidates of `teacher` for each group of texts whose file is missing. Processes take groups in turn.
+    """Writes the candidates of `teacher` for each group of texts whose file is missing.
 
-    Returns when all processes are done. A group depends on the places of its texts alone, so translations are the same
-    wherever an earlier run ended. `label` is that of the progress bar.
+    Processes take groups in turn; each returns when all are done. A group depends on the places of its texts alone, so
+    translations are the same wherever an earlier run ended. `label` is that of the progress bar.
     """
     state, files = PartialState(), files_of(folder, len(texts))
     missing = [number for number, file in enumerate(files) if not file.exists()]

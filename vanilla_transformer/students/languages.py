@@ -44,8 +44,8 @@ def with_languages(
 def find_languages(options: DistillOptions, asked: Options) -> tuple[str, str] | None:
     """The codes of the languages that the teacher translates, if they are known.
 
-    Opens the config and the tokenizer of each model, so that a missing one is found before anything is translated.
-    Raises UserError for one, and if the languages of the models or of the options differ.
+    Opens the config and the tokenizer of each model before anything is translated. Raises UserError if one is missing,
+    or if the languages of the models or of the options differ.
     """
     tokenizers = {name: open_tokenizer(name, options, options.revision) for name in options.teacher or ()}
     if options.teacher_langs and not options.round_trip and not any(map(is_multilingual, tokenizers.values())):
@@ -67,14 +67,14 @@ def find_languages(options: DistillOptions, asked: Options) -> tuple[str, str] |
 
 
 def open_tokenizer(name: str, options: DistillOptions, revision: str | None = None):
-    """The tokenizer of a model whose config can be read. Raises UserError if there is none of the two."""
-    if not (options.trust_remote_code or Path(name, CONVERTED).is_file()):
-        load_config(name, revision=revision)
+    """The tokenizer of a model whose config can be read. Raises UserError if either is missing."""
+    if not Path(name, CONVERTED).is_file():
+        load_config(name, options.trust_remote_code, revision=revision)
     return load_tokenizer(name, trust_remote_code=options.trust_remote_code, revision=revision)
 
 
 def differ(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether a language differs. Three-letter codes are ignored, since they may name families."""
+    """Whether source or target languages differ. Three-letter codes are ignored, since they may name families."""
     sides = [[known_code(name) for name in side] for side in zip(one, other, strict=True)]
     pairs = [side for side in sides if all(len(code) == 2 for code in side)]
     return any(tag_distance(*pair) > ALIKE for pair in pairs)

@@ -52,7 +52,9 @@ class DistillOptions:
         None, "of the teacher: the longest translation, in tokens (default: the model's, or else 256)", ge=1
     )
     max_tokens: int | None = option(
-        None, "source tokens in a batch (default: 4096; 512 for scores or samples by a model of transformers)", ge=1
+        None,
+        "source tokens in a batch (default: 4096; 512 for scores, samples or --n_best by a model of transformers)",
+        ge=1,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of the teacher's weights with torch")
     revision: str | None = option(None, "the commit, branch or tag of the teachers on the Hub (default: main)")
@@ -61,7 +63,9 @@ class DistillOptions:
         None, f"do not filter by these rules: {', '.join(OPTIONAL_RULES)}", choices=[*OPTIONAL_RULES], metavar="RULE"
     )
     min_score: float | None = option(
-        None, "leave out translations with a lower score: the mean log-probability of a token, such as -1"
+        None,
+        "leave out translations with a lower score, such as -1: the log-probability of a translation, divided by its "
+        "length to the power of --length_penalty (by default, the mean of its tokens)",
     )
     round_trip: str | None = option(
         None, "a model of the other direction, which translates back: leave out pairs whose source it does not restore"

@@ -64,7 +64,7 @@ def check_directory(output_dir: Path):
 
 
 def check_order(output_dir: Path, made: list[str], missing: Collection[str], reads: dict[str, Collection[str]]):
-    """Raises UserError if a step that was `made` reads one that is missing, or one that such a step wrote."""
+    """Raises UserError if a step that was `made` depends, directly or through others, on one that is missing."""
     outdated = []
     for step in made:
         outdated += [step] if {*missing, *outdated}.intersection(reads.get(step, ())) else []

@@ -17,7 +17,7 @@ from .options import DistillOptions
 from .steps import EVALUATION, PAIRS, STUDENT, TEST, TRAIN
 
 EVERYWHERE = {"tokenizer_type": "unigram", "position_embedding_type": "marian"}  # so that every engine can run it
-# Options of train.py that may be others when the same command is given again; a recipe lacks them.
+# Options of train.py whose values may change when the command is given again; a recipe does not have them.
 REPEATED = NOT_IN_RECIPE - {"resume_from_checkpoint", "dry_run", "size", "hours"}
 OF_DISTILL = {"teacher", "num_beams", "length_penalty"}  # here the teacher's; for the student, a recipe can set them
 

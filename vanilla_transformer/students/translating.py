@@ -72,9 +72,10 @@ class Teacher:
         return translator([self.options.source_prefix + text for text in texts], progress, **self.search(translator))
 
     def candidates(self, translator: Translator, texts: list[str], group: int) -> list[list[tuple[str, float | None]]]:
-        """For each text of a group, the translations that a student is to learn from, with scores if they are needed.
+        """For each text of a group, the translations that a student is to learn from, each with its score, or None
+        where only the best is asked for.
 
-        A score is the mean log-probability of a token, averaged over the pieces in which a text is translated.
+        A score is that of [`BaseTranslator.n_best`], averaged over the pieces in which a text is translated.
         """
         if self.wants_best_alone:
             return [[(text, None)] for text in self.translate(translator, texts)]
@@ -119,7 +120,7 @@ def are_ensemble(names: list[str], options: DistillOptions) -> bool:
     """Whether the models are of this package and have the same tokens."""
     if any(Path(name, CONVERTED).is_file() for name in names):
         return False
-    if not all(is_vanilla(load_config(name, revision=options.revision)) for name in names):
+    if not all(is_vanilla(load_config(name, options.trust_remote_code, revision=options.revision)) for name in names):
         return False
     first, *others = (load_tokenizer(name, revision=options.revision).get_vocab() for name in names)
     return others == [first] * len(others)
