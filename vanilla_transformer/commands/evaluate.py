@@ -152,7 +152,7 @@ def run(options: argparse.Namespace):
         hashes = {file: hashlib.sha256(to_bytes(lines)).hexdigest() for file, lines in files.items()}
         results |= {"sha256": hashes, "options": given, "metrics": metrics.describe()}
         write_text(options.output / "results.json", json.dumps(results, indent=2, default=str))
-        write_text(options.output / "results.md", f"{table}\n")
+        write_text(options.output / "results.md", f"{results_table(results)}\n")  # with the hashes
     print(table)
 
 
