@@ -83,9 +83,8 @@ class Filter:
                 self.dropped[rule] = {"count": len(found), "source": first.source, "target": first.target}
         self.pairs = list(compress(self.pairs, is_left))
         if not self.pairs:
-            counts = {
-                rule: one["count"] for rule, one in self.dropped.items() if rule != "duplicates"
-            }  # the first of them stays
+            # Not duplicates, of which the first stays.
+            counts = {rule: one["count"] for rule, one in self.dropped.items() if rule != "duplicates"}
             rule = max(counts, key=counts.get, default="empty")
             most = f": {counts[rule]:,} were pairs {RULES[rule]}" if counts else ""
             remedy = REMEDIES.get(rule, f"look at them, or give --keep {rule}")
