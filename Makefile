@@ -6,9 +6,10 @@ style:    ## rewrite the code in the project's format, the map in CONTRIBUTING.m
 	python docs/make_map.py
 	python docs/make_help.py
 
-quality:  ## check the format, the code and the sample dataset
+quality:  ## check the format, the code, the kept help and the sample dataset
 	ruff check .
 	ruff format --check .
+	pytest -q -n 0 tests/commands/test_main.py -k kept_help
 	python sample_dataset/make_sample_dataset.py --check
 
 test:     ## the tests that take minutes at most, of the code and then of the documentation
