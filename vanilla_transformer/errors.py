@@ -50,6 +50,12 @@ def one_line(error: BaseException) -> str:
     return message or type(error).__name__
 
 
+def shortened(text: str, length: int = 60) -> str:
+    """The text on one line, cut after `length` characters; `textwrap.shorten` drops all of a text without spaces."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[:length].rstrip()}…"
+
+
 def configure_messages():
     """Shows warnings as one line without source code. Characters that stdout or stderr cannot encode, as in a
     redirected file on Windows, are written as escapes."""

@@ -209,3 +209,8 @@ def test_translations_that_are_nearly_all_the_same_are_said(hypotheses, referenc
     said = explain_sameness(hypotheses, references)
     assert bool(said) == is_said
     assert said is None or "train longer" in said and "--learning_rate" in said
+
+
+def test_a_long_translation_that_is_nearly_all_the_same_is_shown_in_part_even_without_spaces():
+    said = explain_sameness(["猫は眠る" * 30] * 100, SENTENCES)
+    assert f"100 of 100 are '{'猫は眠る' * 15}…', and only 1" in said

@@ -11,7 +11,13 @@ import torch
 from vanilla_transformer.data.batches import evaluation_batches
 from vanilla_transformer.evaluation import splits as evaluation
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.splits import SplitEvaluator, choose_examples, evaluate_loss, translate_split
+from vanilla_transformer.evaluation.splits import (
+    SplitEvaluator,
+    choose_examples,
+    evaluate_loss,
+    progress_lines,
+    translate_split,
+)
 
 
 def in_processes(run, num_processes: int, monkeypatch) -> list:
@@ -122,6 +128,12 @@ def test_processes_have_the_same_errors_of_normalized_texts(
     one = SplitEvaluator(byte_tokenizer, fitted, accelerator, 99).evaluate(model, split, "eval")
     two = SplitEvaluator(byte_tokenizer, Scorer(), other, 99).evaluate(model, split, "eval")
     assert one == two and one["eval_word_error_rate"] == 0
+
+
+def test_a_translation_that_goes_on_and_on_is_printed_in_part():
+    numbers = {"loss": 9.0, "bleu": 0.0, "chrf": 0.0, "exact_match": 0.0}
+    *_, line = progress_lines(numbers, [{"translation": "again\n" * 100}], "eval", 1)
+    assert line == f"  translation  {'again ' * 50}".rstrip() + "…"
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,8 @@ def test_nan_or_infinity_is_divergence(loss, norm, detect_spikes, accelerator):
     with pytest.raises(Diverged, match=told) as caught:
         log(state, accelerator, steps, detect_spikes)
     assert "--on_divergence" not in str(caught.value) and not state.history
-    shortened = f"{'word ' * 12}..."  # to 60 characters
-    assert f"The longest of the 4 pair(s) of step 18 is 'source 350', '{shortened}'. " in str(caught.value)
+    shortened = " ".join(["word"] * 12)  # to 60 characters
+    assert f"The longest of the 4 pair(s) of step 18 is 'source 350', '{shortened}…'. " in str(caught.value)
     assert len(str(caught.value)) < 500 and "before step 18 are intact" in str(caught.value)
 
 

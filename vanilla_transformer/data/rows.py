@@ -6,7 +6,6 @@ import glob
 import lzma
 import re
 import sys
-import textwrap
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +24,7 @@ from datasets.packaged_modules.json.json import Json
 from huggingface_hub.errors import HTTPError
 from transformers.utils import logging
 
-from ..errors import UserError, explaining, one_line
+from ..errors import UserError, explaining, one_line, shortened
 from ..files import link_files
 from ..sentences_vanilla_transformer import InputError
 from .options import SUFFIXES, DatasetOptions, describe_file, suffix_of
@@ -84,7 +83,7 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
             reason = f"its rows differ in their keys, or in the types of their values; write all alike. {reason}"
         if "Error tokenizing data" in reason:  # of a table
             reason = f"{reason.strip()}; quote fields that contain the separator."
-        reason = textwrap.shorten(reason, 600, placeholder=" ...")
+        reason = shortened(reason, 600)
         if isinstance(cause, UnicodeDecodeError):
             reason = "it is not in UTF-8; convert it, for example with iconv."
         raise UserError(f"{what} could not be read: {reason}{remedy}") from error

@@ -21,7 +21,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError, explaining, noting
+from ..errors import UserError, explaining, noting, shortened
 from ..files import write_text
 from ..loading import load_tokenizer
 from ..sentences_vanilla_transformer import LONGEST_TEXT, SOURCE_KINDS
@@ -254,7 +254,7 @@ def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: s
         return None
     lost = sum(lost_characters(*pair) for pair in changed) / sum(lost_characters(text, "") for text in texts)
     worst = max(changed, key=lambda pair: lost_characters(*pair) / len(pair[0]))
-    example = "'{}' becomes '{}'".format(*(" ".join(text.split())[:60] for text in worst))
+    example = "'{}' becomes '{}'".format(*(shortened(text) for text in worst))
     if lost >= 0.8:
         raise UserError(
             f"{origin} has a tokenizer that does not know the {side} texts: {lost:.0%} of their characters are lost "

@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from textwrap import shorten
 from typing import Literal
 
 from sacrebleu.metrics import BLEU, CHRF
@@ -13,7 +12,7 @@ from sacrebleu.metrics.base import Signature
 from transformers import PreTrainedTokenizerBase
 
 from ..data.texts import SPACES, normalize
-from ..errors import UserError
+from ..errors import UserError, shortened
 from ..languages import parse_language
 from .further_metrics import Metrics, as_list
 
@@ -184,7 +183,7 @@ def explain_sameness(hypotheses: list[str], references: list[str | list[str]]) -
     if not (is_one or len(found) <= DISTINCT_SHARE * len(expected)):
         return None
     return (
-        f"many translations are the same: {count:,} of {len(hypotheses):,} are {shorten(text, 60)!r}, and only "
+        f"many translations are the same: {count:,} of {len(hypotheses):,} are {shortened(text)!r}, and only "
         f"{len(found):,} are distinct. The model does not read its sources yet: train longer; if that does not help, "
         "lower --learning_rate or raise --warmup_steps, choose a smaller model or --vocab_size, or find more pairs."
     )

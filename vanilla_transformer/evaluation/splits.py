@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..data.batches import evaluation_batches
+from ..errors import shortened
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import BaseTranslator
 from .further_metrics import OURS, greater_by_name, not_measured
@@ -105,12 +106,12 @@ def choose_examples(rows: list[dict], count: int) -> list[dict]:
 
 
 def progress_lines(numbers: dict[str, float], examples: list[dict], prefix: str, step: int | None) -> list[str]:
-    """The scores of a split in a line, and its examples."""
+    """The scores of a split in a line, and its examples, cut: early in a run, translations often go on and on."""
     shown = [f"loss {numbers['loss']:.3f}", f"BLEU {numbers['bleu']:.2f}", f"chrF {numbers['chrf']:.2f}"]
     shown += [f"{numbers['exact_match']:.1f}% exact"]
     shown += [f"{name} {number:.4g}" for name, number in numbers.items() if name not in OURS]
     when = "" if step is None else f" at step {step:,}"
-    texts = [(key, " ".join(text.split())) for example in examples for key, text in example.items()]
+    texts = [(key, shortened(text, 300)) for example in examples for key, text in example.items()]
     return [f"{prefix}: {', '.join(shown)}{when}", *(f"  {key:<12} {text}" for key, text in texts)]
 
 

@@ -10,14 +10,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from ..errors import UserError
+from ..errors import UserError, shortened
 from ..evaluation.further_metrics import deciding_metric, greater_by_name
 from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
 SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
 MAX_SPIKES = 10  # diverged when spikes minus calm steps in between reach this
-SHOWN = 60  # characters of a text in messages
 SAVE_AFTER = 15 * 60  # seconds between checkpoints, unless --save_steps says how many steps
 AVERAGED_EVERY = 1 / 30  # of a run, between averaged checkpoints, without --save_steps and --eval_steps
 
@@ -182,8 +181,8 @@ def name_longest(pairs: list[dict], step: int) -> str:
     if not pairs:
         return ""
     texts = max(([pair["source"], pair["target"]] for pair in pairs), key=lambda texts: sum(map(len, texts)))
-    source, target = (repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...") for text in texts)
-    return f"The longest of the {len(pairs)} pair(s) of step {step} is {source}, {target}. "
+    source, target = map(shortened, texts)
+    return f"The longest of the {len(pairs)} pair(s) of step {step} is {source!r}, {target!r}. "
 
 
 class Triggers:
