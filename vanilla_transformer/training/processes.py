@@ -80,7 +80,7 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
         raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
     if is_cpu and accelerator.mixed_precision == "fp16":
         raise UserError("--mixed_precision fp16 needs a GPU; on a CPU, give accelerate launch bf16 or no.")
-    if is_cpu and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
+    if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
         print("warning: accelerate launch was told several processes but started one; see docs/scaling.md.")
     return accelerator
 
