@@ -1,4 +1,4 @@
-"""The training step: ours against MarianMTModel, torch.nn.Transformer and a notebook's model, on the same batches.
+"""The training step: ours against MarianMTModel and torch.nn.Transformer, on the same batches.
 
 python benchmarks/train_step.py --data ../multi30k
 python benchmarks/train_step.py --sizes small           # random token ids, with the lengths of Multi30k
