@@ -184,6 +184,7 @@ def main():
         with run_folder.offering_resume(output_dir):
             run_folder.save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         report.name_better_checkpoint(state, options)
+        report.advise_on_low_scores(results)
         if options.push_to_hub:
             commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")
@@ -231,7 +232,7 @@ def prepare(
 ) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset], Options]:
     """Loads the pairs, makes the tokenizer and the model, tokenizes the pairs, and chooses the options that are free.
 
-    One process per machine prepares the data; the others then read it from the disk.
+    One process per machine prepares the data first; the others then read from the disk what it has written there.
 
     Returns:
         The pairs, the tokenizer, the model on its device, the pairs as token ids, and all options.

@@ -165,8 +165,9 @@ def test_a_column_called_references_is_no_reference_unless_named(tmp_path):
 
 ROW, MORE = {"id": 7, "en": "a dog", "de": "ein Hund", "more": "der Hund"}, {"reference_columns": ["more"]}
 UNFIT = {  # a row and options -> the message
-    "number": ({"translation": {"en": 1, "de": 2}}, ENGLISH_GERMAN, "The source of {} is not text, but "),
-    "list": ({"translation": {"en": ["a"], "de": ["b"]}}, ENGLISH_GERMAN, "The source of {} is not text, but "),
+    "number": ({"translation": {"en": 1, "de": 2}}, ENGLISH_GERMAN, ".* must both be text .* written as texts, such"),
+    "list": ({"translation": {"en": ["a"], "de": ["b"]}}, ENGLISH_GERMAN, ".* must both be text columns"),
+    "numbers called source and target": ({"source": 1, "target": 2}, {}, ".* text columns: none.* written as texts"),
     "number, joined": (ROW, of_columns(["id", "en"], "de"), "id of {} is not a column of texts, and cannot be"),
     "number, reference": (ROW, of_columns("en", "de") | {"reference_columns": ["id"]}, "--reference_columns has id,"),
     "reference beside a translation column": (
@@ -182,6 +183,23 @@ def test_columns_that_cannot_be_texts_or_references_are_refused(row, options, me
     file = write(tmp_path / "a.jsonl", [row] * 3)
     with pytest.raises(UserError, match=f"^{message.format(file)}"):
         read_test(file, **options)
+
+
+def test_files_with_other_languages_in_their_translation_column_are_opened_by_their_own(tmp_path):
+    """Not by those of the file before, which they lack."""
+    words = {"de": "eins", "fr": "un"}
+    files = [write(tmp_path / f"{to}.jsonl", [{"translation": {"en": "one", to: words[to]}}] * 3) for to in words]
+    pairs = load(train_file=files, validation_file=files[1])
+    assert sorted(pairs["train"]["target"][:]) == ["eins"] * 3 + ["un"] * 3
+    assert pairs["validation"]["target"][:] == ["un"] * 3 and pairs.directions_differ
+
+
+def test_a_language_that_only_later_rows_have(tmp_path):
+    """`datasets` takes the type of a column from its first thousand rows."""
+    words = [{"en": f"one {n}", "de": "eins"} | ({"fr": "un"} if n > 2000 else {}) for n in range(2010)]
+    file = write(tmp_path / "a.jsonl", [{"translation": row} for row in words])
+    found = load_split(DatasetOptions(source_lang="en", target_lang="fr"), "test", [str(file)])
+    assert found["target"][:] == [None] * 2001 + ["un"] * 9
 
 
 def test_numbered_columns_may_be_references_and_the_first_row_have_a_number(tmp_path):

@@ -364,7 +364,10 @@ def test_every_load_says_what_is_odd(streaming, tmp_path, capsys):
     train = write(tmp_path / "train.txt", PAIRS[:100] + PAIRS[:60])
     splits = load(train_file=train, validation_file=write(tmp_path / "dev.txt", PAIRS[:4]), streaming=streaming)
     said = " ".join(capsys.readouterr().out.split())
-    assert "38% of the training pairs are duplicates; --deduplicate leaves them out." in said
+    remedy = "." if streaming else "; --deduplicate leaves them out."
+    assert f"38% of the training pairs are duplicates{remedy}" in said
+    assert ("Of the stream, the first 160 pairs were looked at." in said) == streaming
+    assert ("--remove_overlap" in said) != streaming
     assert splits.survey["train"]["pairs"] == 160 and splits.survey["validation"]["pairs_in_train"] == 4
     assert splits.origins == {"train": "train.txt", "validation": "dev.txt"}
 

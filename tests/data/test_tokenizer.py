@@ -648,7 +648,8 @@ def test_an_existing_tokenizer_keeps_its_size(folder, text_tokenizer, tmp_path, 
         assert (said in printed) == ("--vocab_size" in printed) == (option == "--model_name_or_path" and is_other)
     with pytest.raises(UserError, match=f"^{tmp_path} has no tokenizer; delete this checkpoint"):
         make_tokenizer(("--resume_from_checkpoint", str(tmp_path)), pairs)
-    assert len(make_tokenizer(("--resume_from_checkpoint", folder), text_dataset(PAIRS))) == size
+    assert len(make_tokenizer(("--resume_from_checkpoint", folder), text_dataset(PAIRS), size + 99)) == size
+    assert "--vocab_size" not in capsys.readouterr().out  # as in the sample, whose pairs give fewer than it asks for
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text('{"model')
     with pytest.raises(UserError, match=f"^{tmp_path} cannot be read: its tokenizer: .*; delete this checkpoint"):

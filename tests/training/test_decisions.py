@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from helpers import small_model
 from runs import write_pairs
 
 from vanilla_transformer.data.splits import load_pairs
@@ -31,7 +32,8 @@ def decide(tmp_path, monkeypatch):
 
     def decide(pairs=SENTENCES, argv: str = "", speed=lambda size: 1e4, accelerator=None) -> dict:
         data = write_pairs(tmp_path, train=as_rows(pairs), validation=as_rows(SENTENCES[:20]))
-        options = parse_arguments(["--dataset_name", str(data), "--source_lang=en", "--target_lang=de", *argv.split()])
+        files = [f"--{split}_file={data / split}.jsonl" for split in ("train", "validation")]
+        options = parse_arguments([*files, "--source_lang=en", "--target_lang=de", *argv.split()])
         if speed is not None:
             monkeypatch.setattr(
                 trials, "training_speed", lambda options, vocab, shape, _: speed(shape[0] * max(shape[1:]))
@@ -95,7 +97,7 @@ def test_a_trial_has_the_usual_lengths_of_both_sides(decide, monkeypatch):
 def test_texts_that_are_all_too_long_end_the_run_before_it_chooses(decide, capsys):
     long = [(" ".join(f"{source} {n}" for n in range(400)), target) for source, target in SENTENCES[:100]]
     with pytest.raises(
-        UserError, match=r"^None of the 100 pairs that were looked at has .*at most 1,024 tokens, unless .*; split"
+        UserError, match=r"^None of the 100 pairs that were looked at fits into --max_source_length 1024 and .*; split"
     ):
         decide(long)
     assert "--max_steps" not in capsys.readouterr().out
@@ -137,6 +139,29 @@ def test_pairs_with_an_empty_side_do_not_count(decide, capsys):
     assert list(map(int, warnings)) == pytest.approx([400, 400], rel=0.2)
 
 
+def test_pairs_that_weights_repeat_count_once(decide, capsys):
+    repeated, once = decide(argv="--train_file_weights=100"), decide()
+    assert repeated["d_model"] == once["d_model"]
+    assert repeated["max_steps"] == pytest.approx(once["max_steps"], rel=0.1)
+    assert capsys.readouterr().out.count("400 different pairs are few") == 2
+
+
+def test_files_of_different_directions_are_not_joined(decide, tmp_path):
+    more = write_pairs(tmp_path / "more", train=[{"fr": "un chien dort", "de": "ein Hund schläft"}])
+    both = f"--train_file {tmp_path / 'train.jsonl'} {more / 'train.jsonl'} --train_file_langs en-de"
+    assert "joined_pairs" not in decide(argv=f"{both} fr-de")
+    write_pairs(tmp_path / "more", train=as_rows(SENTENCES))
+    assert "joined_pairs" in decide(argv=f"{both} en-de")
+
+
+@pytest.mark.parametrize(("positions", "limit"), [({}, 512), ({"position_embedding_type": "learned"}, 300)])
+def test_limits_of_lengths_are_raised_in_fine_tuning_as_far_as_positions_go(decide, tmp_path, positions, limit):
+    small_model(max_position_embeddings=300, **positions).config.save_pretrained(tmp_path / "model")
+    long = [(f"{source} " * 45, target) for source, target in SENTENCES]
+    chosen = decide(long, f"--model_name_or_path={tmp_path / 'model'}")
+    assert chosen["max_source_length"] == limit and "max_target_length" not in chosen
+
+
 def test_texts_of_several_lines_are_not_joined(decide):
     assert "joined_pairs" in decide()
     assert "joined_pairs" not in decide([(f"{source}\n{source}", target) for source, target in SENTENCES])
@@ -158,8 +183,9 @@ def test_sources_with_tags_are_not_joined(decide):
 
 def test_of_a_long_stream_only_what_is_read_counts(decide, capsys):
     """Evaluations take at most a tenth of the time; there are 20 validation pairs."""
-    pairs = [(f"the dog number {n} sleeps", f"der Hund Nummer {n} schläft") for n in range(6000)]
-    few = decide(pairs, "--streaming --max_steps=10 --max_train_samples=7000")
+    pairs = [(f"the dog number {n} sleeps", f"der Hund Nummer {n} schläft") for n in range(10_000)]
+    few = decide(pairs[:9000], "--streaming --max_steps=10")
     assert few["eval_steps"] > 1 and few["vocab_size"] < decide(pairs, "--streaming --max_steps=10")["vocab_size"]
+    decide(pairs, "--streaming --max_steps=10 --max_train_samples=11000")
     said = re.findall(r"the stream is taken to have ([\d,]+) pairs", capsys.readouterr().out)
-    assert said == ["7,000", "1,000,000"]
+    assert said == ["9,000", "1,000,000", "11,000"]

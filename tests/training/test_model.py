@@ -76,3 +76,12 @@ def test_a_model_to_fine_tune_takes_other_dropout_only(build, folder):
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     with pytest.raises(UserError, match="^--d_model is 32, but 16 in --model_name_or_path"):
         build(f"--model_name_or_path={folder}", d_model=32)
+
+
+def test_fine_tuning_does_not_shorten_translations(build, folder):
+    before = Translator.from_pretrained(folder).model.generation_config.max_length
+    lengths = [
+        build(f"--model_name_or_path={folder}", data={"max_target_length": before + more}, vocab_size=9999)
+        for more in (-3, 5)
+    ]
+    assert [model.generation_config.max_length for model in lengths] == [before, before + 6]

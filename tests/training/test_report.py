@@ -14,6 +14,7 @@ from vanilla_transformer.data.splits import Splits
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training.report import (
     RUN_NAMES,
+    advise_on_low_scores,
     check_average,
     compare_rates,
     describe_run,
@@ -116,6 +117,7 @@ BETTER = [(9.0, 1.0, 2.0), (8.0, 3.0, 2.5)]  # the first by BLEU and loss
         ("--metric_for_best_model=loss", BETTER, "loss"),
         ("--average_checkpoints=2", BETTER, "bleu"),
         ("--early_stopping_patience=3", BETTER, None),
+        ("--ema_decay=0.9", BETTER, "bleu"),
         ("--average_checkpoints=2 --average_checkpoints_by=score", BETTER, None),
     ],
 )
@@ -130,7 +132,17 @@ def test_a_checkpoint_better_than_the_final_weights_is_named(argv, scores, metri
     printed = capsys.readouterr().out
     said = f"checkpoint-4 was better than the final weights by --metric_for_best_model {metric} (bleu 9, not 8, "
     assert printed.startswith(said) if metric else printed == ""
-    assert (f"{tmp_path}/checkpoint-4" in printed) == (is_kept and metric is not None)
+    # The folder has the average that was scored beside its model.
+    assert (f"{tmp_path}/checkpoint-4" in printed) == (is_kept and metric is not None and "ema" not in argv)
+
+
+@pytest.mark.parametrize(
+    ("bleu", "chrf", "exact", "is_low"), [(2.2, 22, 0, True), (0, 60, 0, False), (0, 20, 40, False), (9, 25, 0, False)]
+)
+def test_hardly_any_right_translation_is_said_with_what_would_help(bleu, chrf, exact, is_low, capsys):
+    """Not where BLEU is of no use, as for single words or texts without spaces."""
+    advise_on_low_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_exact_match": exact})
+    assert ("most translations are wrong. What helps: more pairs" in capsys.readouterr().out) == is_low
 
 
 HISTORY = [{"step": step, "loss": 1 + 9 / step, "learning_rate": 1e-3 * step} for step in (1, 2, 4, 8)]

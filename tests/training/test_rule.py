@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from vanilla_transformer.data.batches import fill_batches
+from vanilla_transformer.training.choosing import last_position
 from vanilla_transformer.training.recipe import parse_arguments
 from vanilla_transformer.training.rule import (
     CHOOSABLE,
@@ -33,7 +36,7 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
     fits = more.pop("fits", lambda width: 4096)
     slower = lambda model: (speed * (128 / model["d_model"]) ** 2, fits(model["d_model"]))  # noqa: E731
     more = {"batches_per_step": 1, "largest_batch": 4096} | more
-    situation = Situation(corpus, tokens, 20.0, options.values(), options.free, speed=slower, **more)
+    situation = Situation(corpus, tokens, [20], options.values(), options.free, speed=slower, **more)
     choices, _ = choose_training(situation)
     assert all(choice.reason for choice in choices)
     values = [item for choice in choices for item in choice.values.items()]
@@ -67,6 +70,9 @@ def test_short_sentences_without_spaces_are_told_from_words(letters, chosen):
     corpus = replace(WORDS, words=(1.0, 1.0), characters=sides, hidden_words=(letters / 3, letters / 3))
     found = {name for choice in choose_tokens(corpus, CHOOSABLE) for name in choice.values}
     assert found - {"split_digits"} == chosen
+    # Such a sentence and its label.
+    corpus = replace(corpus, characters=(3 * letters, 8), hidden_words=(letters, 0))
+    assert not any("letters" in choice.values for choice in choose_tokens(corpus, CHOOSABLE))
 
 
 def test_vocabulary_counts_words_that_no_spaces_separate():
@@ -97,6 +103,24 @@ def test_steps_count_the_tokens_that_a_batch_really_has():
     argv = "--size=small --hours=9 --per_device_train_max_tokens="
     small, one, all_pairs = (choose(f"{argv}{size}", tokens=5e4)["max_steps"] for size in (1, 20, 10**6))
     assert small == one == 60 * 5e4 / 20 and all_pairs == 60
+
+
+@pytest.mark.parametrize(
+    ("lengths", "held"), [([200, 1000], 1000), ([300, 700], 750), ([10, 30], 1020), ([9000], 9000), ([20], 1020)]
+)
+def test_steps_are_counted_in_batches_of_pairs_of_like_lengths(lengths, held):
+    """As fill_batches makes them of many pairs."""
+    plan = list(fill_batches(np.array(lengths * 500), np.array(lengths * 500), 1024))
+    options = parse_arguments(["--train_file=x.tsv"])
+    situation = Situation(SENTENCES, 1e9, lengths, options.values(), options.free, 1, 4096, speed=None)
+    assert situation.held(1024) == pytest.approx(held, abs=1)
+    assert situation.held(1024) == pytest.approx(500 * sum(lengths) / len(plan), rel=0.02)
+
+
+def test_few_pairs_are_learnt_by_heart():
+    """The steps of 60 epochs are too few for them."""
+    chosen = [choose(tokens=tokens, corpus=replace(SENTENCES, pairs=tokens // 20)) for tokens in (60, 1000, 4000)]
+    assert [one["max_steps"] for one in chosen] == [300, 300, 301]
 
 
 def test_the_length_is_in_epochs_where_the_batch_is_found_later():
@@ -190,7 +214,7 @@ def test_limits_of_lengths_are_raised_until_few_pairs_are_dropped(longest, argv,
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
 
     def values(lengths):
-        choices = choose_lengths(lengths, options.values(), options.free)
+        choices = choose_lengths(lengths, options.values(), options.free, last_position(options))
         return {name: value for choice in choices for name, value in choice.values.items()}
 
     assert values([longest] * 2 + [(20, 20)] * 98) == values([longest]) == limits
@@ -202,7 +226,7 @@ def test_limits_of_lengths_are_no_higher_than_the_positions_of_the_model(longest
     options = parse_arguments(
         ["--train_file=x.tsv", "--max_position_embeddings=99", "--position_embedding_type=learned"]
     )
-    choices = choose_lengths([(longest, longest)], options.values(), options.free)
+    choices = choose_lengths([(longest, longest)], options.values(), options.free, last_position(options))
     limits = [{"max_source_length": 99}, {"max_target_length": 99}]
     assert choices == [Choice(limit, "learned positions end there") for limit in limits]
 
@@ -248,7 +272,7 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
         raise AssertionError("the speed is not needed")
 
     options = parse_arguments(["--train_file=x.tsv", "--per_device_train_max_tokens=2000", argv])
-    situation = Situation(SENTENCES, 5e5, 20.0, options.values(), options.free, 1, 4096, speed=fail)
+    situation = Situation(SENTENCES, 5e5, [20], options.values(), options.free, 1, 4096, speed=fail)
     choices, _ = choose_training(situation)
     chosen = {name: value for choice in choices for name, value in choice.values.items()}
     assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
@@ -259,7 +283,7 @@ def test_fine_tuning_has_a_schedule_and_evaluations_that_suit_its_length(argv, s
     """Not the paper's 4,000 steps of warm-up, of which a small corpus would see a few."""
     options = parse_arguments(["--train_file=x.tsv", "--model_name_or_path=m", *argv.split()])
     few = replace(SENTENCES, pairs=2250, held_out=120)
-    situation = Situation(few, 4.5e4, 20.0, options.values(), options.free, 1, 16_384, speed=None)
+    situation = Situation(few, 4.5e4, [20], options.values(), options.free, 1, 16_384, speed=None)
     chosen = {name: value for choice in choose_fine_tuning(situation) for name, value in choice.values.items()}
     batch = 2048 if "max_steps" in argv else 1024
     assert (chosen["lr_scheduler_type"], chosen["per_device_train_max_tokens"]) == ("linear", batch)
@@ -285,7 +309,7 @@ def test_a_machine_on_which_no_model_could_be_tried_has_a_plan():
 
 def doubts(argv: str, corpus: Corpus, tokens: float) -> str:
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
-    situation = Situation(corpus, tokens, 20.0, options.values(), options.free, 1, 4096, lambda model: (1000.0, 4096))
+    situation = Situation(corpus, tokens, [20], options.values(), options.free, 1, 4096, lambda model: (1000.0, 4096))
     return " ".join(choose_training(situation)[1])
 
 

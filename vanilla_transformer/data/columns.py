@@ -27,8 +27,7 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
 
     Raises UserError if there are none.
     """
-    names = {column if isinstance(column, str) else column[0] for column in preferred}
-    if names and names <= set(features_of(dataset, source.label)):
+    if preferred and all(has_column(dataset, column, source.label) for column in preferred):
         return preferred
     columns = find_columns(dataset, source)
     is_numbered = isinstance(columns[0], str) and columns[0].isdecimal()  # without a header row
@@ -40,6 +39,13 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
     names = (column if isinstance(column, str) else " / ".join(column) for column in columns)
     PartialState().print("translating from column {!r} to column {!r} of {}".format(*names, source.label))
     return columns
+
+
+def has_column(dataset: Dataset | IterableDataset, column: str | tuple[str, str], label: str) -> bool:
+    features = features_of(dataset, label)
+    if isinstance(column, str):
+        return column in features
+    return column[1] in nested_languages(dataset, features.get(column[0]))
 
 
 def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> bool:
@@ -142,7 +148,7 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     found = Columns(dataset, source)
     if any(source.columns):
         return found.by_name()
-    if set(found.features) == {"source", "target"}:
+    if set(found.features) == {"source", "target"} and "source" in found.text and "target" in found.targets:
         return "source", "target"
     if source.source_lang or source.target_lang:
         return found.by_language()
@@ -168,7 +174,9 @@ class Columns:
         said += f"; languages in translation: {', '.join(self.nested)}." if self.nested else "."
         if any(str(getattr(one, "dtype", "")).startswith(("timestamp", "date")) for one in self.features.values()):
             said += " Dates in .json files are read as times; save them as .tsv to have them as text."
-        if not self.text and any(str(getattr(one, "dtype", "")).startswith("int") for one in self.features.values()):
+        inner = self.features.get("translation")
+        features = [*self.features.values(), *(inner.values() if isinstance(inner, dict) else ())]
+        if not self.text and any(str(getattr(one, "dtype", "")).startswith("int") for one in features):
             said += ' Numbers must be written as texts, such as "12".'
         if mixed := [name for name, feature in self.features.items() if isinstance(feature, datasets.Json)]:
             said += f" In {', '.join(mixed)}, rows have values of several types; write all as texts."
@@ -253,15 +261,17 @@ def features_of(dataset: Dataset | IterableDataset, name: str) -> dict:
 
 
 def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
-    """The languages in a column `translation` with this feature; where rows differ, those of the first 10,000."""
+    """The keys of texts in a column `translation` with this feature; where rows differ, those of the first 10,000."""
     if isinstance(feature, datasets.Json):  # rows with different languages
         rows = (row["translation"] for row in dataset.select_columns("translation").take(10_000))
-        return sorted({language for row in rows if isinstance(row, dict) for language in row})
+        return sorted({key for row in rows if isinstance(row, dict) for key in row if isinstance(row[key], str)})
     has_keys = isinstance(feature, dict)
     if isinstance(feature, datasets.TranslationVariableLanguages) or has_keys and feature.keys() == VARIABLE_LANGUAGES:
         rows = [row["translation"] or {} for row in dataset.select_columns("translation").take(10_000)]
         return sorted({language for row in rows for language in row.get("language") or ()})
-    return list(feature) if has_keys else list(getattr(feature, "languages", []))
+    if has_keys:
+        return [key for key in feature if is_text(feature[key])]
+    return list(getattr(feature, "languages", []))
 
 
 def columns_of_words(dataset: Dataset | IterableDataset, columns: list[str]) -> list[str]:
@@ -351,7 +361,7 @@ def select_pair(
         raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
         rows = dataset.select_columns(source[0])
-        return map_columns(rows, partial(unnest, source=source, target=target), None)
+        return map_columns(rows, partial(unnest, source=source, target=target), TEXTS)
     if further or is_list(dataset.features or {target: None}, target):
         targets = [target, *(further or ())]
         gather = partial(gather_targets, source=source, targets=targets, as_references=as_references)

@@ -224,8 +224,8 @@ class DataOptions(DatasetOptions):
     def sources(self, split: str) -> list[Source]:
         """Where the pairs of a split come from: its files, or the split of the dataset.
 
-        The files of validation and test have the languages and tags of the training files if there is one for each;
-        a single one has the first languages of `--train_file_langs`, unless `--source_lang` names others.
+        If there are several files of validation or test, they have the languages and tags of the training files; a
+        single one has no tag, and the first languages of `--train_file_langs`, unless `--source_lang` names others.
         """
         names = [getattr(self, f"{split}_split") or split] if self.dataset_name else self.files(split)
         is_train, is_like_train = split == "train", split == "train" or len(names) > 1

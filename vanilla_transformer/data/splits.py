@@ -30,12 +30,14 @@ class Splits(dict):
 
     Attributes:
         origins: By name of the split, where it is from, in words.
+        directions_differ: Whether the training files translate in different directions.
         survey: What [`survey`] found in them; empty on all processes but the main one.
     """
 
     def __init__(self):
         super().__init__()
         self.origins: dict[str, str] = {}
+        self.directions_differ = False
         self.survey: dict[str, dict] = {}
 
 
@@ -57,6 +59,7 @@ def load_pairs(options: DataOptions) -> Splits:
         for split in held_out.keys() - {"train"}:
             sources[split] = [replace(source, weight=1.0) for source in sources["train"][: len(files[split])]]
         pairs = Splits()
+        pairs.directions_differ = differ
         pairs.origins = {
             split: ("held out of " if split in held_out and split != "train" else "") + describe_origin(sources[split])
             for split in files
@@ -65,7 +68,7 @@ def load_pairs(options: DataOptions) -> Splits:
         if PartialState().is_main_process:
             surveyed = {split: used_pairs(parts, sources[split], counts[split]) for split, parts in files.items()}
             pairs.survey = survey(surveyed, differ, options.verbatim)
-            print(describe_survey(pairs.survey))
+            print(describe_survey(pairs.survey, options.streaming))
         for split in filter(files.get, SPLITS):
             pairs[split] = mix_files(files[split], sources[split])
             if counts[split] is not None:
@@ -175,9 +178,6 @@ def load_split(
         columns = find_columns(rows, source)
         more = further_targets(rows, columns, source)
         pairs = select_pair(rows, *columns, more, as_references=True)
-        for side in ("source", "target"):
-            if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
-                raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
     kept = [name for name, feature in rows.features.items() if not require_decoding(feature)]
     ours = {*TEXTS, *REFERENCES}  # a column of the user's that is called like ours has another meaning
     others = rows.select_columns([name for name in kept if name not in ours])

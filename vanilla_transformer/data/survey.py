@@ -33,7 +33,8 @@ FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
 FEW = 30  # pairs: too few to tell whether some are swapped
 WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # between words
-TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>)\s+)+")  # such as >>deu<< or <bt>, before a source
+# Before a source, such as >>deu<<, <bt>, [de] or __de__.
+TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}\]|__[a-z]{2,3}__)\s+)+")
 WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
 SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
 
@@ -261,6 +262,7 @@ def survey(
             found[split]["sampled"] = len(sample)
         if split == "train":
             found[split] |= describe_texts(sample, len(some.rows))
+            found[split]["rows"] = int(some.ends[-1])  # also those with an empty side
             found[split]["distinct"] = [len(np.unique(side)) for side in (some.source, some.target)]
             sizes = list(map(len, files[split] if directions_differ else groups))
             shares = list(map(swapped_share, groups, axes))
@@ -305,8 +307,8 @@ ROWS = {
 }
 
 
-def describe_survey(found: dict[str, dict]) -> str:
-    """The report that is printed before training, with the options that help."""
+def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
+    """The report that is printed before training, with the options that help; of a stream, the first pairs count."""
     table = [
         [name, *(f"{counts[key]:,}" if key in counts else "" for counts in found.values())]
         for key, name in ROWS.items()
@@ -315,6 +317,8 @@ def describe_survey(found: dict[str, dict]) -> str:
     columns = {"headers": ["the data", *found], "colalign": ["left", *["right"] * len(found)]}
     lines = [tabulate(table, **columns, disable_numparse=True)]
     train = found["train"]
+    if is_stream:
+        lines.append(f"Of the stream, the first {train['rows']:,} pairs were looked at.")
     if sampled := train.get("sampled"):
         lines.append(f"Sentences, lines, placeholders and numbers are estimated from {sampled:,} pairs of train.")
     for split, counts in found.items():
@@ -323,13 +327,15 @@ def describe_survey(found: dict[str, dict]) -> str:
             lines.append(f"warning: source and target seem to be swapped in about {share} of the {which}.")
     if train["duplicates"] and train["duplicates"] >= 0.01 * train["pairs"]:
         share = train["duplicates"] / train["pairs"]
-        lines.append(f"{share:.0%} of the training pairs are duplicates; --deduplicate leaves them out.")
+        remedy = "." if is_stream else "; --deduplicate leaves them out."
+        lines.append(f"{share:.0%} of the training pairs are duplicates{remedy}")
     for split, counts in found.items():
         if counts.get("sources_in_train"):
             share = counts["sources_in_train"] / counts["pairs"]
+            remedy = "." if is_stream else "; --remove_overlap leaves them out of training."
             lines.append(
                 f"{'warning: ' if share >= 0.01 else ''}{share:.1%} of the {split} sources are training sources, too, "
-                "which makes the scores look better than they are; --remove_overlap leaves them out of training."
+                f"which makes the scores look better than they are{remedy}"
             )
         if unknown := counts.get("unknown_characters"):
             some = " ".join(unknown[:20]) + (" ..." if len(unknown) > 20 else "")

@@ -25,7 +25,7 @@ from ..errors import UserError, explaining, noting, shortened
 from ..files import write_text
 from ..loading import load_tokenizer
 from ..sentences_vanilla_transformer import LONGEST_TEXT, SOURCE_KINDS
-from . import encoding, unigram
+from . import encoding
 from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
 from .texts import INVISIBLE, SPACES, normalize, to_form
@@ -392,14 +392,14 @@ def make_tokenizer(
         for way, is_asked in {"verbatim": verbatim, "letters": letters, "split_digits": split_digits}.items():
             if is_asked and not tokenizer.init_kwargs.get(way):
                 raise UserError(f"--{way} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
-        if (is_resumed or option == "--model_name_or_path") and vocab_size not in (None, len(tokenizer)):
+        if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
                 f"{len(tokenizer)} tokens, to which none can be added."
             )
     for side, texts in samples.items():
         if note := describe_losses(tokenizer, texts, side):
-            advice = "; --verbatim trains one that does." if existing is None else "."
+            advice = "; --verbatim trains one that does." if existing is None and kind == "bpe" else "."
             print(textwrap.fill(note + advice, 80, subsequent_indent="  "))
     for tag in tags:
         if tag in (getattr(tokenizer, name) for name in SPECIAL_TOKENS):
@@ -426,8 +426,8 @@ def has_composed_sources_only(samples: dict[str, list[str]]) -> bool:
 def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], kind: str, **how: bool):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
-    The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
-    tokenizers are always trained.
+    The name of its file is a digest of the texts, the arguments and the code of this folder. Streams have no digest,
+    and their tokenizers are always trained.
     """
 
     def train(length: int | None):
@@ -437,7 +437,7 @@ def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], kind: s
 
     if not isinstance(train_pairs, Sized):
         return train(None)
-    code = [Path(file).read_bytes() for file in (__file__, encoding.__file__, unigram.__file__)]
+    code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
     key = Hasher.hash((digest_texts(train_pairs), size, tags, kind, how, code, tokenizers.__version__))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)

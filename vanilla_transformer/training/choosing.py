@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.encoding import sample_lengths
 from ..data.splits import SURVEYED, Splits
 from ..errors import UserError
+from ..loading import load_config
 from .checkpoint import load_state
 from .recipe import Options
 from .rule import LIMITS, Choice, Corpus, Situation, choose_fine_tuning, choose_lengths, choose_tokens, choose_training
@@ -37,26 +39,26 @@ def decide_training(
     if not options.free:
         return {}
     lengths, looked_at = sample_lengths(pairs["train"], tokenizer, max(LIMITS[-1], options.data.length_limit))
-    choices = choose_lengths(lengths, options.values(), options.free)
+    choices = choose_lengths(lengths, options.values(), options.free, last_position(options))
     options = options.with_values({name: value for choice in choices for name, value in choice.values.items()})
     limits = options.data.max_source_length, options.data.max_target_length
     kept = [pair for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
     if looked_at and not kept:
         raise UserError(
-            f"None of the {looked_at:,} pairs that were looked at has two sides within --max_source_length and "
-            f"--max_target_length (at most {LIMITS[-1]:,} tokens, unless they are given); split the texts, or raise "
-            "these limits."
+            f"None of the {looked_at:,} pairs that were looked at fits into --max_source_length {limits[0]} and "
+            f"--max_target_length {limits[1]} (in tokens); split the texts, or raise these limits."
         )
     chosen = print_choices(choices)
     sides = [sum(side) / len(kept) for side in zip(*kept, strict=True)] or [1.0, 1.0]
-    length = sum(map(max, kept)) / max(len(kept), 1) or 1.0  # of the longer side of a pair
+    longer = list(map(max, kept)) or [1]
+    length = fmean(longer)
     corpus = look_at(pairs, options)
     corpus = replace(corpus, pairs=max(1, round(corpus.pairs * len(kept) / max(looked_at, 1))))
     trials = Trials(options, len(tokenizer), tuple(side * length / max(sides) for side in sides), accelerator)
     situation = Situation(
         corpus,
         tokens=max(length * corpus.pairs, 1),
-        length=length,
+        lengths=longer,
         values=options.values(),
         free=options.free,
         batches_per_step=options.training.gradient_accumulation_steps * accelerator.num_processes,
@@ -81,8 +83,19 @@ def decided_before(options: Options, checkpoint: Path) -> dict[str, object]:
     free, settings = options.free, load_state(checkpoint).settings
     if options.training.hours is not None and free:
         print("--hours has no effect on a resumed run, which keeps the steps chosen for it; --max_steps changes them.")
-    kept = free if "num_train_epochs" in free else free - {"max_steps"}
+    kept = free if "num_train_epochs" in free else free - {"max_steps"}  # which would win over given epochs
     return {name: settings[name] for name in kept & settings.keys()}
+
+
+def last_position(options: Options) -> int:
+    """The tokens of the longest text that the model has positions for, but at most the highest limit to choose."""
+    name, model = options.training.model_name_or_path, options.model
+    if name is not None:
+        config = load_config(name)
+        positions = getattr(config, "longest_sequence", config.max_position_embeddings)
+    else:
+        positions = model.max_position_embeddings if model.position_embedding_type == "learned" else None
+    return min(positions or LIMITS[-1], LIMITS[-1])
 
 
 def look_at(pairs: Splits, options: Options) -> Corpus:
@@ -91,16 +104,18 @@ def look_at(pairs: Splits, options: Options) -> Corpus:
     count, distinct = found["pairs"], tuple(found["distinct"])
     if isinstance(pairs["train"], Sized):
         count = len(pairs["train"])
-    elif count >= SURVEYED / 2:  # the stream may go on
+    elif found["rows"] >= SURVEYED:  # the stream may go on
         count = min(STREAMED, options.data.max_train_samples or STREAMED)
         distinct = count, count
     means = {name: tuple(found[name]) for name in ("words", "characters", "hidden_words", "in_words")}
     repeated = found["duplicates"] / max(found["pairs"], 1)
+    if isinstance(pairs["train"], Sized) and count > found["rows"]:  # --train_file_weights repeats some
+        repeated = 1 - (1 - repeated) * found["rows"] / count
     # Sources of several lines are not joined either.
     usual, same = max(found["usual_sentences"], found["usual_lines"]), found["same_letters"]
-    tagged = found["tagged_sources"]
+    mixed = found["tagged_sources"] or pairs.directions_differ
     of_pairs = {"held_out": held_out, "same_letters": same, "repeated": repeated}
-    return Corpus(count, distinct, **means, **of_pairs, sentences=usual, has_tags=tagged)
+    return Corpus(count, distinct, **means, **of_pairs, sentences=usual, mixes_languages=mixed)
 
 
 def print_choices(choices: list[Choice]) -> dict[str, object]:

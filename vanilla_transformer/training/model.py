@@ -106,12 +106,15 @@ KEPT_FROM_MARIAN = ("bad_words_ids", "forced_eos_token_id", "renormalize_logits"
 def make_generation_config(
     model: VanillaTransformerForConditionalGeneration, max_target_length: int, options: TrainingOptions
 ) -> GenerationConfig:
-    """The defaults of `generate` for the trained model: the beams it was scored with, and a maximum length."""
+    """The defaults of `generate` for the trained model: the beams it was scored with, and a maximum length, which is
+    never lowered in fine-tuning."""
     config = model.config
+    longest = min(max_target_length, config.longest_sequence) + 1  # with the start token
+    before = model.generation_config.max_length if options.model_name_or_path else None
     ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
     kept = {name: getattr(model.generation_config, name) for name in KEPT_FROM_MARIAN}
     return GenerationConfig(
-        max_length=min(max_target_length, config.longest_sequence) + 1,  # with the start token
+        max_length=max(longest, before or 0),
         num_beams=options.num_beams if options.num_beams > 1 else None,
         length_penalty=options.length_penalty if options.num_beams > 1 else None,
         **ids,

@@ -43,9 +43,10 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
 def choose_learning_rate(options: TrainingOptions, d_model: int, before: dict) -> float:
     """The peak: `--learning_rate`, that of the resumed run, whose settings are `before`, or the default.
 
-    Adam's default is the paper's peak, up to the highest at which a new model of this width still trains after a short
-    warm-up: 0.36 / d_model, but at most 3e-3, as in the recipes of few steps, and at least the paper's peak after
-    4,000 steps. Widths of 32 to 512 were tried (docs/LOG.md): twice as much at 512 learns nothing.
+    Adam's default is the paper's peak or, if that is lower, the highest at which a new model of this width still
+    trains after a short warm-up: 0.36 / d_model, but at most 3e-3, as in the recipes of few steps, and at least the
+    paper's peak for 4,000 steps of warm-up. Widths of 32 to 512 were tried (docs/LOG.md): twice as much at 512 learns
+    nothing.
     """
     if options.learning_rate is not None:
         return options.learning_rate

@@ -73,8 +73,8 @@ class TrainingOptions:
     learning_rate: float | None = option(
         None,
         "peak learning rate (default: (d_model x warmup_steps)^-0.5, but after a short warm-up at most 3e-3, or less "
-        "above a d_model of 120, and in fine-tuning at most 4e-4, or 0.0512 / d_model above 128; with muon 5e-3, or "
-        "0.512 / d_model above 128)",
+        "above a d_model of 120, and in fine-tuning at most 4e-4, or 0.0512 / d_model above 128; of a new model with "
+        "muon 5e-3, or 0.512 / d_model above 128)",
         ge=0,
     )
     lr_scheduler_type: Literal[

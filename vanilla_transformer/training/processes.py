@@ -174,7 +174,10 @@ def end_processes(accelerator: Accelerator):
 
 @contextlib.contextmanager
 def exit_on_error():
-    """Prints an expected exception as one sentence on stderr, once per machine, and exits with a status."""
+    """Prints an expected exception as one sentence on stderr, and exits with a status.
+
+    An error that all processes share is printed once per machine.
+    """
     status, is_shared = 2, False
     # Launchers end all processes when one exits, so the first process of a machine prints errors that all share and
     # exits first; the others wait. A process that still runs then prints an error of its own.

@@ -193,7 +193,7 @@ def free_options(
             return frozenset()
     if options.hours is not None and written & {"max_steps", "num_train_epochs"}:
         raise UserError("--hours has no effect with --max_steps or --num_train_epochs; leave one of them out.")
-    fixed = {"joined_pairs"} if cannot_join(data_options, options) or data_options.train_file_langs else set()
+    fixed = {"joined_pairs"} if cannot_join(data_options, options) else set()
     has_tokenizer = data_options.tokenizer_name or options.teacher
     if has_tokenizer or "vocab_size" in written or data_options.letters:
         fixed |= {"letters", "vocab_size"}

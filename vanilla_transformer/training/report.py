@@ -87,11 +87,23 @@ def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
     names = dict.fromkeys(("eval_bleu", "eval_chrf", "eval_loss", f"eval_{metric}"))
     scores = [f"{name[5:]} {theirs[name]:.4g}, not {ours[name]:.4g}" for name in names]
     folder = options.output_dir / f"checkpoint-{best}"
-    where = f" It is a model like any other: {folder}." if folder.is_dir() else ""
+    is_average = options.ema_decay is not None  # which the folder has beside its model
+    where = f" It is a model like any other: {folder}." if folder.is_dir() and not is_average else ""
     print(
         f"checkpoint-{best} was better than the final weights by --metric_for_best_model {metric} "
         f"({', '.join(scores)}).{where} --early_stopping_patience ends a run with its best weights."
     )
+
+
+def advise_on_low_scores(results: dict):
+    """Says what would help if hardly any translation is right."""
+    bleu, chrf, right = (results[f"eval_{name}"] for name in ("bleu", "chrf", "exact_match"))
+    if bleu < 5 and chrf < 30 and right < 5:
+        print(
+            f"warning: with BLEU {bleu:.2f} and chrF {chrf:.2f} on the validation split, most translations are wrong. "
+            "What helps: more pairs, a longer run, back-translations (--train_file_tags), or a trained model to begin "
+            "with (--model_name_or_path)."
+        )
 
 
 def scalars(results: dict) -> dict:

@@ -5,8 +5,9 @@ docs/LOG.md has the runs that its numbers are from.
 """
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 
@@ -37,9 +38,9 @@ MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
 CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "warmup_steps"}
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
-# Of these, in fine-tuning, whose length has a default.
-FINE_TUNING = {"lr_scheduler_type", "max_steps", "warmup_steps", "per_device_train_max_tokens", "eval_steps"}
-FINE_TUNING |= {"early_stopping_patience"}
+# Of these, in fine-tuning, whose length has a default; max_steps is among them to know whether it was given.
+FINE_TUNING = {"max_source_length", "max_target_length", "lr_scheduler_type", "max_steps", "warmup_steps"}
+FINE_TUNING |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience"}
 
 DEFAULT_HOURS = 1.0
 TRAINING_SHARE = 0.85  # of the time; the rest is for evaluation, checkpoints and the start
@@ -52,6 +53,7 @@ SAME_LETTERS = 0.8  # above this share of pairs whose sides have the same letter
 JOINED = 0.2  # share of joined pairs
 IN_WORDS = 0.6  # in sentences, at least this share of the characters stands in words
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
+FEWEST_STEPS = 300  # after 60, a model does not know 50 pairs by heart; after 300, it does
 MANY_EPOCHS = 25  # from here on, a model overfits
 LIMITS, FITTING = (128, 256, 512, 1024), 0.99  # tokens of a source or target; the share of texts that must fit
 
@@ -80,7 +82,8 @@ class Corpus:
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
         hidden_words: The mean number of words of a text that no spaces separate.
-        has_tags: Whether at least 1 % of the sources begin with tags, such as `>>de<<`.
+        mixes_languages: Whether files translate in different directions, or at least 1 % of the sources begin with
+            tags, such as `>>de<<`.
         in_words: The share of the visible characters that stand in words of two letters and more.
         repeated: The share of the pairs that repeat an earlier one.
     """
@@ -93,7 +96,7 @@ class Corpus:
     held_out: int
     same_letters: float = 0.0
     hidden_words: tuple[float, float] = (0.0, 0.0)
-    has_tags: bool = False
+    mixes_languages: bool = False
     in_words: tuple[float, float] = (1.0, 1.0)
     repeated: float = 0.0
 
@@ -112,7 +115,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary and digits, and joined pairs, as far as these options are `free`."""
     (words, characters, hidden), other = sorted(zip(corpus.words, corpus.characters, corpus.hidden_words, strict=True))
     # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
-    is_word = other[0] < 3 or other[1] / other[0] < 3.5
+    is_word = other[0] + other[2] < 3 or other[1] / other[0] < 3.5
     choices, reason = [], ""
     if words < 1.5 and 0 < characters <= 15 and is_word and not corpus.has_sentences:
         what = "has no spaces between words" if hidden else "is single words"
@@ -130,24 +133,23 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         choices.append(Choice({"vocab_size": size}, reason))
     if "split_digits" in free and not has_letters:
         choices.append(Choice({"split_digits": True}, "numbers are easier to copy and to compute digit by digit"))
-    if "joined_pairs" in free and corpus.sentences == 1 and corpus.has_sentences and not corpus.has_tags:
+    if "joined_pairs" in free and corpus.sentences == 1 and corpus.has_sentences and not corpus.mixes_languages:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
         choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
 
 
-def choose_lengths(lengths: list[tuple[int, int]], values: Mapping[str, object], free: Set[str]) -> list[Choice]:
+def choose_lengths(
+    lengths: list[tuple[int, int]], values: Mapping[str, object], free: Set[str], most: int = LIMITS[-1]
+) -> list[Choice]:
     """Limits for sources and targets, if the default is too low for more than 1 % of them, or too high for the model.
 
-    `lengths` are the tokens of the source and the target of some pairs.
+    `lengths` are the tokens of the source and the target of some pairs. The positions of the model end at `most`.
     """
     names = "max_source_length", "max_target_length"
     pairs = [dict(zip(names, pair, strict=True)) for pair in lengths]
     # A limit that is given drops pairs, whose other side need not fit.
     pairs = [pair for pair in pairs if all(name in free or pair[name] <= values[name] for name in names)]
-    most = LIMITS[-1]
-    if values["position_embedding_type"] == "learned":
-        most = min(most, values["max_position_embeddings"] or most)
     possible = [limit for limit in LIMITS if limit < most] + [most]
     choices = []
     for name in names:
@@ -158,13 +160,13 @@ def choose_lengths(lengths: list[tuple[int, int]], values: Mapping[str, object],
         needed = side[math.ceil(FITTING * len(side)) - 1]
         long = sum(length > LIMITS[0] for length in side) / len(side)
         reason = f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"
-        joined = 3 * side[len(side) // 2] if values["joined_pairs"] else 0
-        if joined > needed:
-            needed, reason = joined, f"three usual {text}s, joined, should fit"
         kept = [sum(length <= limit for length in side) for limit in possible]
         # The first that is enough or, if none is, the first that keeps as many as the last.
-        most_kept = possible[-1] if needed == joined else possible[kept.index(kept[-1])]
-        limit = next((limit for limit in possible if limit >= needed), most_kept)
+        limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
+        joined = 3 * side[len(side) // 2] if values["joined_pairs"] else 0
+        if joined > limit:
+            limit = next((limit for limit in possible if limit >= joined), possible[-1])
+            reason = f"three usual {text}s, joined, should fit"
         if (lost := sum(length > limit for length in side) / len(side)) > 1 - FITTING:
             reason += f"; {lost:.0%} exceed {limit:,} and are dropped"
         if limit != LIMITS[0]:
@@ -181,7 +183,7 @@ class Situation:
     Attributes:
         corpus: What the pairs are like.
         tokens: Of an epoch, those of the longer side of each pair.
-        length: Tokens of the longer side of a pair, on average.
+        lengths: Tokens of the longer side of some pairs.
         values: Those of all options; those that are free have their defaults, or were chosen before.
         free: The options to choose.
         batches_per_step: Processes times accumulated batches.
@@ -192,7 +194,7 @@ class Situation:
 
     corpus: Corpus
     tokens: float
-    length: float
+    lengths: Sequence[float]
     values: Mapping[str, object]
     free: Set[str]
     batches_per_step: int
@@ -211,11 +213,12 @@ class Situation:
     @property
     def useful(self) -> float:
         """The tokens of a run after which more would bring little."""
-        return self.distinct * min(max(40 * (5e5 / self.distinct) ** 0.25, FEW_EPOCHS), 60)
+        epochs = min(max(40 * (5e5 / self.distinct) ** 0.25, FEW_EPOCHS), 60)
+        return max(self.distinct * epochs, FEWEST_STEPS * min(SMALLEST_BATCH, self.tokens))
 
     @property
     def asked(self) -> float | None:
-        """The tokens of a run whose length is given."""
+        """The tokens of a run whose length is given or, in fine-tuning, has a default."""
         if "max_steps" not in self.free:
             batch = USUAL_BATCH if "per_device_train_max_tokens" in self.free else self.given_batch
             return self.values["max_steps"] * self.batches_per_step * self.held(batch)
@@ -225,20 +228,33 @@ class Situation:
     def given_batch(self) -> int:
         return self.values["per_device_train_max_tokens"] or self.largest_batch  # auto
 
+    @property
+    def length(self) -> float:
+        return fmean(self.lengths)
+
     def held(self, batch: int) -> float:
-        """The tokens that a batch of at most `batch` really has: those of whole pairs, and at most of all."""
-        return min(max(1, batch // self.length) * self.length, self.tokens)
+        """The tokens that a batch of at most `batch` has on average: those of whole pairs of like lengths, and at most
+        those of all pairs."""
+        share = fmean(1 / max(1, batch // length) for length in self.lengths)  # of a batch, for each pair
+        return min(self.length / share, self.tokens)
 
 
 def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     """The size of the model and how it is trained, and warnings if a good model is unlikely."""
-    optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
+    reason = "it learns faster than Adam in short runs"
+    if (rate := situation.values["learning_rate"]) is not None:
+        reason += f", with a peak of 5e-3; if --learning_rate {rate:g} is one for Adam, give --optimizer adamw"
+    optimizer = Choice({"optimizer": "muon"}, reason)
     size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.values["d_model"]
     epochs = trained / situation.distinct
-    is_narrow = width <= SIZES["tiny"].d_model
-    dropout = 0.1 if epochs < MANY_EPOCHS or is_narrow else 0.2
-    reason = "a narrow model needs little" if is_narrow else f"each pair is read about {epochs:.1f} times"
+    dropout, reason = 0.1, f"each pair is read about {epochs:.1f} times"
+    if width <= SIZES["tiny"].d_model:
+        reason = "a narrow model needs little"
+    elif situation.values["teacher"]:
+        reason = "with soft targets, a model overfits less"
+    elif epochs >= MANY_EPOCHS:
+        dropout = 0.2
     choices = [optimizer, size, Choice({"dropout": dropout}, reason)]
     choices += choose_steps(situation, trained, largest_batch)
     if situation.values["letters"]:
