@@ -73,6 +73,16 @@ def test_words_that_no_spaces_separate_are_counted():
     assert found["hidden_words"] == pytest.approx([(2 / 3 + 0 + 2 / 3) / 3, (2 / 3 + 0 + 1 / 3) / 3])
 
 
+def test_words_that_occur_five_times_are_counted():
+    """On both sides together. Of several targets of a source, one counts, as corrections repeat its words."""
+    pairs = [(f"Dogs like {n} cats", f"Hunde mögen {n} Dogs") for n in range(5)]
+    assert counts(pairs)["train"]["frequent_words"] == 5 and counts(pairs[:4])["train"]["frequent_words"] == 1
+    several = [("a dog sleep", f"A dog sleeps {n} times") for n in range(9)]
+    assert counts(several)["train"]["frequent_words"] == 0
+    # Two letters of Han are taken for a word, and four of other scripts without spaces: 上学, ひらがな and カタカナ.
+    assert counts([(f"上学{n}。", f"ひらがなカタカナ{n}") for n in range(5)])["train"]["frequent_words"] == 3
+
+
 def test_characters_in_words_are_told_from_spelled_words_and_numbers():
     found = counts([("we go home .", "l e t"), ("我们去上学。", "12 + 3 = 15"), ("ab", "c d")])["train"]
     assert found["in_words"] == pytest.approx([(2 + 2 + 4 + 5 + 2) / (9 + 6 + 2), 0])

@@ -7,6 +7,7 @@ import random
 import sys
 import textwrap
 import unicodedata
+from collections import Counter
 from itertools import chain, count
 from pathlib import Path
 
@@ -37,6 +38,9 @@ WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanma
 TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}\]|__[a-z]{2,3}__)\s+)+")
 WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
 SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
+# Words or, where no spaces separate them, two letters of Han or four of other scripts.
+WORDS = regex.compile(rf"\p{{Han}}{{1,2}}|{SPACELESS.pattern}{{1,4}}|[\p{{L}}\p{{M}}]+")
+OFTEN = 5
 
 
 class PairHashes:
@@ -119,7 +123,7 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     whether at least one in a hundred is of that kind or, in title case, one in a thousand; `tagged_sources`, whether
     at least one in a hundred begins with [`TAGS`]. `words` and `characters` are the [`usual_mean`] of sources and of
     targets, `hidden_words` that of their [`hidden_words`], and `in_words` their [`share_in_words`]. `same_letters` is
-    the share of pairs whose sides have the same [`letters_of`].
+    the share of pairs whose sides have the same [`letters_of`]. `frequent_words` are those of the sample.
     """
     found, scale = {}, total / max(len(pairs), 1)
     parts = {
@@ -148,7 +152,15 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     are_same = [letters_of(source) == letters_of(target) != "" for source, target in some]
     found["same_letters"] = sum(are_same) / max(len(some), 1)
     found["in_words"] = [share_in_words(" ".join(side)) for side in zip(*some, strict=True)] or [0.0, 0.0]
+    found["frequent_words"] = frequent_words(pairs)
     return found
+
+
+def frequent_words(pairs: list[tuple[str, str]]) -> int:
+    """The words that occur at least five times on both sides together; of pairs with the same source, one counts."""
+    texts = chain.from_iterable(dict(pairs).items())
+    counts = Counter(chain.from_iterable(map(WORDS.findall, texts)))
+    return sum(number >= OFTEN for number in counts.values())
 
 
 def hidden_words(text: str) -> float:
@@ -263,7 +275,6 @@ def survey(
         if split == "train":
             found[split] |= describe_texts(sample, len(some.rows))
             found[split]["rows"] = int(some.ends[-1])  # also those with an empty side
-            found[split]["distinct"] = [len(np.unique(side)) for side in (some.source, some.target)]
             sizes = list(map(len, files[split] if directions_differ else groups))
             shares = list(map(swapped_share, groups, axes))
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0

@@ -47,8 +47,6 @@ TRAINING_SHARE = 0.85  # of the time; the rest is for evaluation, checkpoints an
 STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
-# The vocabulary: a token for 30 words, but at most 16 times the square root of the number of words.
-WORDS_A_TOKEN, TOKENS_PER_ROOT = 30, 16
 SAME_LETTERS = 0.8  # above this share of pairs whose sides have the same letters, tokens are letters
 JOINED = 0.2  # share of joined pairs
 IN_WORDS = 0.6  # in sentences, at least this share of the characters stands in words
@@ -76,7 +74,7 @@ class Corpus:
 
     Attributes:
         pairs: The number of pairs.
-        distinct: The numbers of distinct texts.
+        frequent_words: The number of words that occur at least five times, on both sides together.
         words, characters: The mean numbers of a text.
         sentences: The largest number of sentences, or of lines, that at least 1 % of the sources have.
         held_out: The number of validation pairs.
@@ -89,7 +87,7 @@ class Corpus:
     """
 
     pairs: int
-    distinct: tuple[int, int]
+    frequent_words: int
     words: tuple[float, float]
     characters: tuple[float, float]
     sentences: int
@@ -126,10 +124,8 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     if has_letters:
         choices.append(Choice({"letters": True}, reason))
     if "vocab_size" in free and not has_letters:
-        words = sum(count * length for count, length in zip(corpus.distinct, corpus.lengths, strict=True)) / 2
-        wanted = min(words / WORDS_A_TOKEN, TOKENS_PER_ROOT * math.sqrt(words))
-        size = min(max(500 * round(wanted / 500), 500), 32_000)
-        reason = f"a side has {words:,.0f} words in distinct texts, about {words / size:.0f} for each token"
+        size = min(max(500 * round(corpus.frequent_words / 500), 500), 32_000)
+        reason = f"about {corpus.frequent_words:,} words occur at least five times"
         choices.append(Choice({"vocab_size": size}, reason))
     if "split_digits" in free and not has_letters:
         choices.append(Choice({"split_digits": True}, "numbers are easier to copy and to compute digit by digit"))
