@@ -33,14 +33,15 @@ RATIO = 3.0  # a ratio of lengths is odd if it is more than this many times the 
 FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
 FEW = 30  # pairs: too few to tell whether some are swapped
-WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # between words
+WITHOUT_SPACES = ("Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # beside Han
 # Before a source, such as >>deu<<, <bt>, [de] or __de__.
 TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}\]|__[a-z]{2,3}__)\s+)+")
 WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
-SPACELESS = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "]")
+SCRIPTS = "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES)
+SPACELESS = regex.compile(rf"[\p{{Han}}{SCRIPTS}]")
 # Words or, where no spaces separate them, two letters of Han or four of other scripts.
-WORDS = regex.compile(rf"\p{{Han}}{{1,2}}|{SPACELESS.pattern}{{1,4}}|[\p{{L}}\p{{M}}]+")
-OFTEN = 5
+WORDS = regex.compile(rf"\p{{Han}}{{1,2}}|[{SCRIPTS}]{{1,4}}|[\p{{L}}\p{{M}}]+")
+OFTEN = 5  # times
 
 
 class PairHashes:

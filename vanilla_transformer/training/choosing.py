@@ -92,8 +92,8 @@ def last_position(options: Options) -> int:
     """The tokens of the longest text that the model has positions for, but at most the highest limit to choose."""
     name, model = options.training.model_name_or_path, options.model
     if name is not None:
-        config = load_config(name)
-        positions = getattr(config, "longest_sequence", config.max_position_embeddings)
+        config = load_config(name)  # perhaps of a model that cannot be converted, which is said later
+        positions = getattr(config, "longest_sequence", getattr(config, "max_position_embeddings", None))
     else:
         positions = model.max_position_embeddings if model.position_embedding_type == "learned" else None
     return min(positions or LIMITS[-1], LIMITS[-1])
