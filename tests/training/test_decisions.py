@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from helpers import small_model
 from runs import write_pairs
+from transformers import T5Config
 
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
@@ -160,6 +161,8 @@ def test_limits_of_lengths_are_raised_in_fine_tuning_as_far_as_positions_go(deci
     long = [(f"{source} " * 45, target) for source, target in SENTENCES]
     chosen = decide(long, f"--model_name_or_path={tmp_path / 'model'}")
     assert chosen["max_source_length"] == limit and "max_target_length" not in chosen
+    T5Config().save_pretrained(tmp_path / "model")  # which has no limit, and cannot be converted: that is said later
+    assert decide(long, f"--model_name_or_path={tmp_path / 'model'}")["max_source_length"] == 512
 
 
 def test_texts_of_several_lines_are_not_joined(decide):
