@@ -628,6 +628,13 @@ def test_a_tokenizer_is_trained_without_a_cache(cache, tmp_path):
     assert len(make_tokenizer(None, text_dataset(PAIRS), 300)) <= 300
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_verbatim_is_advised_where_it_is_possible(kind, capsys):
+    make_tokenizer(None, text_dataset([(f"a  dog {n}", f"ein  Hund {n}") for n in range(50)]), 300, kind=kind)
+    said = capsys.readouterr().out
+    assert "does not keep, in source texts: double" in said and ("--verbatim" in said) == (kind == "bpe")
+
+
 def test_tags_are_tokens_of_their_own(folder, text_tokenizer):
     pairs, existing = text_dataset(PAIRS), ("--tokenizer_name", folder)
     assert len(make_tokenizer(None, pairs, 300, ["", "<bt>", "<x>"]).tokenize("<bt>")) == 1

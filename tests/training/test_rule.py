@@ -110,7 +110,7 @@ def test_steps_are_counted_in_batches_of_pairs_of_like_lengths(lengths, held):
     assert situation.held(1024) == pytest.approx(500 * sum(lengths) / len(plan), rel=0.02)
 
 
-def test_few_pairs_are_learnt_by_heart():
+def test_few_pairs_get_enough_steps_to_be_learnt_by_heart():
     """The steps of 60 epochs are too few for them."""
     chosen = [choose(tokens=tokens, corpus=replace(SENTENCES, pairs=tokens // 20)) for tokens in (60, 1000, 4000)]
     assert [one["max_steps"] for one in chosen] == [300, 300, 301]
@@ -211,7 +211,7 @@ def test_limits_of_lengths_are_no_higher_than_the_positions_of_the_model(longest
     )
     choices = choose_lengths([(longest, longest)], options.values(), options.free, last_position(options))
     limits = [{"max_source_length": 99}, {"max_target_length": 99}]
-    assert choices == [Choice(limit, "learned positions end there") for limit in limits]
+    assert choices == [Choice(limit, "the positions of the model end there") for limit in limits]
 
 
 def test_more_data_and_more_time_give_a_larger_model():
@@ -272,6 +272,11 @@ def test_fine_tuning_has_a_schedule_and_evaluations_that_suit_its_length(argv, s
     assert (chosen["lr_scheduler_type"], chosen["per_device_train_max_tokens"]) == ("linear", batch)
     assert chosen["warmup_steps"] == pytest.approx(steps / 10, abs=2) and chosen["eval_steps"] < steps
     assert chosen.keys() <= options.free - {"max_steps"}
+
+
+def test_a_student_of_teachers_has_little_dropout():
+    argv = "--size=small --num_train_epochs=40"
+    assert choose(argv)["dropout"] == 0.2 and choose(f"{argv} --tokenizer_name=t --teacher=t")["dropout"] == 0.1
 
 
 def test_several_batches_a_step_make_fewer_steps():

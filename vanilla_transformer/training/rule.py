@@ -166,7 +166,9 @@ def choose_lengths(
         if (lost := sum(length > limit for length in side) / len(side)) > 1 - FITTING:
             reason += f"; {lost:.0%} exceed {limit:,} and are dropped"
         if limit != LIMITS[0]:
-            choices.append(Choice({name: limit}, reason if limit > LIMITS[0] else "learned positions end there"))
+            choices.append(
+                Choice({name: limit}, reason if limit > LIMITS[0] else "the positions of the model end there")
+            )
         # A pair whose source is too long needs no room for its target.
         pairs = [pair for pair in pairs if pair[name] <= limit]
     return choices
