@@ -38,9 +38,9 @@ WITHOUT_SPACES = ("Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Ti
 TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}\]|__[a-z]{2,3}__)\s+)+")
 WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
 SCRIPTS = "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES)
-SPACELESS = regex.compile(rf"[\p{{Han}}{SCRIPTS}]")
-# Words or, where no spaces separate them, two letters of Han or four of other scripts.
-WORDS = regex.compile(rf"\p{{Han}}{{1,2}}|[{SCRIPTS}]{{1,4}}|[\p{{L}}\p{{M}}]+")
+# Where no spaces separate words, two letters of Han or four of other scripts count as one.
+HIDDEN_WORDS = regex.compile(rf"\p{{Han}}{{1,2}}|[{SCRIPTS}]{{1,4}}")
+WORDS = regex.compile(rf"{HIDDEN_WORDS.pattern}|[\p{{L}}\p{{M}}]+")
 OFTEN = 5  # times
 
 
@@ -164,9 +164,9 @@ def frequent_words(pairs: list[tuple[str, str]]) -> int:
     return sum(number >= OFTEN for number in counts.values())
 
 
-def hidden_words(text: str) -> float:
-    """The words of a text that no spaces separate: in scripts without spaces, three letters count as one word."""
-    return max(len(SPACELESS.findall(text)) / 3 - len(text.split()), 0.0)
+def hidden_words(text: str) -> int:
+    """The words of a text that no spaces separate, beyond those that spaces do."""
+    return max(len(HIDDEN_WORDS.findall(text)) - len(text.split()), 0)
 
 
 def share_in_words(text: str) -> float:
