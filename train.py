@@ -40,7 +40,7 @@ from vanilla_transformer.data.tokenizer import make_tokenizer, named_tokenizer, 
 from vanilla_transformer.errors import configure_messages
 from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.splits import SplitEvaluator, prepare_scorer
+from vanilla_transformer.evaluation.splits import SplitEvaluator, prepare_scorer, references_of
 from vanilla_transformer.evaluation.tuning import use_best
 from vanilla_transformer.hub import upload
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -184,7 +184,8 @@ def main():
         with run_folder.offering_resume(output_dir):
             run_folder.save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         report.name_better_checkpoint(state, options)
-        report.advise_on_low_scores(results)
+        if not scorer.advise_tokenizer(references_of(splits["validation"])):  # else BLEU says nothing
+            report.advise_on_low_scores(results, options)
         if options.push_to_hub:
             commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")

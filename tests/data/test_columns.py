@@ -168,6 +168,7 @@ UNFIT = {  # a row and options -> the message
     "number": ({"translation": {"en": 1, "de": 2}}, ENGLISH_GERMAN, ".* must both be text .* written as texts, such"),
     "list": ({"translation": {"en": ["a"], "de": ["b"]}}, ENGLISH_GERMAN, ".* must both be text columns"),
     "numbers called source and target": ({"source": 1, "target": 2}, {}, ".* text columns: none.* written as texts"),
+    "numbers that are named": ({"source": 1, "target": 2}, of_columns("source", "target"), ".* must both be text col"),
     "number, joined": (ROW, of_columns(["id", "en"], "de"), "id of {} is not a column of texts, and cannot be"),
     "number, reference": (ROW, of_columns("en", "de") | {"reference_columns": ["id"]}, "--reference_columns has id,"),
     "reference beside a translation column": (
@@ -192,6 +193,17 @@ def test_files_with_other_languages_in_their_translation_column_are_opened_by_th
     pairs = load(train_file=files, validation_file=files[1])
     assert sorted(pairs["train"]["target"][:]) == ["eins"] * 3 + ["un"] * 3
     assert pairs["validation"]["target"][:] == ["un"] * 3 and pairs.directions_differ
+
+
+def test_numbers_in_the_columns_of_the_file_before_are_refused(tmp_path):
+    files = [write(tmp_path / f"{one}.jsonl", [{"en": one, "de": one}] * 3) for one in ("a", 1)]
+    with pytest.raises(UserError, match=f"{files[1]}.*text columns: none"):
+        load(train_file=files, validation_file=files[0], source_lang="en", target_lang="de")
+
+
+def test_a_test_file_may_have_no_translations(tmp_path):
+    file = write(tmp_path / "a.jsonl", [{"translation": {"en": "a dog", "de": None}}] * 3)
+    assert read_test(file, source_lang="en", target_lang="de")["target"][:] == [None] * 3
 
 
 def test_a_language_that_only_later_rows_have(tmp_path):

@@ -79,8 +79,9 @@ def test_words_that_occur_five_times_are_counted():
     assert counts(pairs)["train"]["frequent_words"] == 5 and counts(pairs[:4])["train"]["frequent_words"] == 1
     several = [("a dog sleep", f"A dog sleeps {n} times") for n in range(9)]
     assert counts(several)["train"]["frequent_words"] == 0
-    # Two letters of Han are taken for a word, and four of other scripts without spaces: 上学, ひらがな and カタカ.
-    assert counts([(f"上学{n}。", f"ひらがなカタカ上学{n}") for n in range(5)])["train"]["frequent_words"] == 3
+    # Two letters of Han are taken for a word, four of other scripts without spaces: here 上学, ひらがな and サーバー.
+    found = counts([(f"上学{n}。", f"ひらがなサーバーに上学{n}Dogs上学") for n in range(5)])["train"]
+    assert found["frequent_words"] == 5
 
 
 def test_characters_in_words_are_told_from_spelled_words_and_numbers():

@@ -140,9 +140,13 @@ def test_a_checkpoint_better_than_the_final_weights_is_named(argv, scores, metri
     ("bleu", "chrf", "exact", "is_low"), [(2.2, 22, 0, True), (0, 60, 0, False), (0, 20, 40, False), (9, 25, 0, False)]
 )
 def test_hardly_any_right_translation_is_said_with_what_would_help(bleu, chrf, exact, is_low, capsys):
-    """Not where BLEU is of no use, as for single words or texts without spaces."""
-    advise_on_low_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_exact_match": exact})
-    assert ("most translations are wrong. What helps: more pairs" in capsys.readouterr().out) == is_low
+    """Not where BLEU is of no use, as for single words."""
+    for argv in [], ["--model_name_or_path=x"]:
+        results = {"eval_bleu": bleu, "eval_chrf": chrf, "eval_exact_match": exact}
+        advise_on_low_scores(results, training_options(*argv))
+        said = capsys.readouterr().out
+        assert ("most translations are wrong. What helps: more pairs" in said) == is_low
+        assert ("--model_name_or_path" in said) == (is_low and not argv)
 
 
 HISTORY = [{"step": step, "loss": 1 + 9 / step, "learning_rate": 1e-3 * step} for step in (1, 2, 4, 8)]

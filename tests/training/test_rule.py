@@ -73,6 +73,12 @@ def test_short_sentences_without_spaces_are_told_from_words(letters, chosen):
     assert not any("letters" in choice.values for choice in choose_tokens(corpus, CHOOSABLE))
 
 
+def test_long_words_without_spaces_are_no_sentences():
+    """As names of countries in English and Burmese."""
+    corpus = replace(WORDS, words=(1.0, 1.0), characters=(9.0, 15.4), hidden_words=(0.0, 3.2))
+    assert {"letters": True} in [choice.values for choice in choose_tokens(corpus, CHOOSABLE)]
+
+
 def test_limits_leave_room_for_joined_pairs():
     """Of usual length; without them, these limits would be high enough, or 256 for some long sources."""
     options = parse_arguments(["--train_file=x.tsv", "--joined_pairs=0.2"])
@@ -81,7 +87,7 @@ def test_limits_leave_room_for_joined_pairs():
     (choice,) = choose_lengths([(100, 40)] * 97 + [(140, 40)] * 3, options.values(), options.free)
     assert choice.values == {"max_source_length": 512} and "joined" in choice.reason
     (choice,) = choose_lengths([(425, 40)] * 9, options.values(), options.free)
-    assert choice.values == {"max_source_length": 1024} and "joined" in choice.reason
+    assert choice.values == {"max_source_length": 1024} and choice.reason.endswith("should fit as far as possible")
 
 
 def test_the_share_of_texts_that_are_dropped_is_given():
@@ -94,8 +100,9 @@ def test_the_share_of_texts_that_are_dropped_is_given():
 def test_steps_count_the_tokens_that_a_batch_really_has():
     """Whole pairs, and no more than all."""
     argv = "--size=small --hours=9 --per_device_train_max_tokens="
-    small, one, all_pairs = (choose(f"{argv}{size}", tokens=5e4)["max_steps"] for size in (1, 20, 10**6))
-    assert small == one == 60 * 5e4 / 20 and all_pairs == 60
+    small, one = (choose(f"{argv}{size}", tokens=5e4)["max_steps"] for size in (1, 20))
+    assert small == one == 60 * 5e4 / 20
+    assert choose(f"{argv.replace('hours=9', 'num_train_epochs=60')}1000000", tokens=5e4)["warmup_steps"] == 6
 
 
 @pytest.mark.parametrize(
@@ -112,8 +119,10 @@ def test_steps_are_counted_in_batches_of_pairs_of_like_lengths(lengths, held):
 
 def test_few_pairs_get_enough_steps_to_be_learnt_by_heart():
     """The steps of 60 epochs are too few for them."""
-    chosen = [choose(tokens=tokens, corpus=replace(SENTENCES, pairs=tokens // 20)) for tokens in (60, 1000, 4000)]
-    assert [one["max_steps"] for one in chosen] == [300, 300, 301]
+    chosen = [choose(tokens=tokens, corpus=replace(SENTENCES, pairs=tokens // 20)) for tokens in (60, 1000, 6000)]
+    assert [one["max_steps"] for one in chosen] == [300, 300, 353]
+    assert choose("--per_device_train_max_tokens=4096", tokens=4000)["max_steps"] == 300
+    assert choose(tokens=1000, batches_per_step=8)["max_steps"] == 300
 
 
 def test_the_length_is_in_epochs_where_the_batch_is_found_later():

@@ -44,7 +44,7 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
 def has_column(dataset: Dataset | IterableDataset, column: str | tuple[str, str], label: str) -> bool:
     features = features_of(dataset, label)
     if isinstance(column, str):
-        return column in features
+        return column in features and (is_text(features[column]) or is_list(features, column))
     return column[1] in nested_languages(dataset, features.get(column[0]))
 
 
@@ -148,7 +148,7 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     found = Columns(dataset, source)
     if any(source.columns):
         return found.by_name()
-    if set(found.features) == {"source", "target"} and "source" in found.text and "target" in found.targets:
+    if found.are_plain():
         return "source", "target"
     if source.source_lang or source.target_lang:
         return found.by_language()
@@ -165,6 +165,10 @@ class Columns:
         self.targets = [*self.text, *(name for name in self.features if is_list(self.features, name))]
         self.nested = nested_languages(dataset, self.features.get("translation"))
         self.files = tuple(self.features)[:2] if isinstance(source.name, tuple) else None
+
+    def are_plain(self) -> bool:
+        """Whether they are `source` and `target` alone, as in a .txt file."""
+        return set(self.features) == {"source", "target"} and "source" in self.text and "target" in self.targets
 
     def remedy(self) -> str:
         """What there is to choose from, for messages."""
@@ -199,7 +203,7 @@ class Columns:
         names = self.source.columns
         if names[0] in self.text and names[1] in self.targets:
             return names
-        if set(self.features) == {"source", "target"}:  # a .txt file beside others
+        if self.are_plain():  # a .txt file beside others
             return "source", "target"
         if self.files and not set(names) & set(self.text):
             return self.files
@@ -270,7 +274,7 @@ def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
         rows = [row["translation"] or {} for row in dataset.select_columns("translation").take(10_000)]
         return sorted({language for row in rows for language in row.get("language") or ()})
     if has_keys:
-        return [key for key in feature if is_text(feature[key])]
+        return [key for key in feature if is_text(feature[key]) or getattr(feature[key], "dtype", "") == "null"]
     return list(getattr(feature, "languages", []))
 
 

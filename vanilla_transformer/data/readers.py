@@ -190,7 +190,7 @@ def units_of(file: str) -> Iterator[dict[str, str]]:
 
 
 def column_of(language: str | None, columns: list[str]) -> str | None:
-    """The column with this name or, failing that, the only one that differs in case, or lacks its region."""
+    """The column with this name or, failing that, the only one that differs in case or has no region."""
     if language is None or language in columns:
         return language
     code = language_code(language)

@@ -37,10 +37,10 @@ WITHOUT_SPACES = ("Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Ti
 # Before a source, such as >>deu<<, <bt>, [de] or __de__.
 TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}\]|__[a-z]{2,3}__)\s+)+")
 WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
-SCRIPTS = "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES)
+SCRIPTS = "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "ーｰ"  # which lengthen a vowel of Kana
 # Where no spaces separate words, two letters of Han or four of other scripts count as one.
 HIDDEN_WORDS = regex.compile(rf"\p{{Han}}{{1,2}}|[{SCRIPTS}]{{1,4}}")
-WORDS = regex.compile(rf"{HIDDEN_WORDS.pattern}|[\p{{L}}\p{{M}}]+")
+WORDS = regex.compile(rf"(?V1){HIDDEN_WORDS.pattern}|[\p{{L}}\p{{M}}--[\p{{Han}}{SCRIPTS}]]+")
 OFTEN = 5  # times
 
 
@@ -320,7 +320,7 @@ ROWS = {
 
 
 def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
-    """The report that is printed before training, with the options that help; of a stream, the first pairs count."""
+    """The report that is printed before training, with the options that help; it is of the first pairs of a stream."""
     table = [
         [name, *(f"{counts[key]:,}" if key in counts else "" for counts in found.values())]
         for key, name in ROWS.items()

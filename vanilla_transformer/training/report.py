@@ -95,14 +95,15 @@ def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
     )
 
 
-def advise_on_low_scores(results: dict):
+def advise_on_low_scores(results: dict, options: TrainingOptions):
     """Says what would help if hardly any translation is right."""
     bleu, chrf, right = (results[f"eval_{name}"] for name in ("bleu", "chrf", "exact_match"))
+    is_new = options.model_name_or_path is None
     if bleu < 5 and chrf < 30 and right < 5:
         print(
             f"warning: with BLEU {bleu:.2f} and chrF {chrf:.2f} on the validation split, most translations are wrong. "
-            "What helps: more pairs, a longer run, back-translations (--train_file_tags), or a trained model to begin "
-            "with (--model_name_or_path)."
+            f"What helps: more pairs, a longer run{', ' if is_new else ' or '}back-translations (--train_file_tags)"
+            f"{', or a trained model to begin with (--model_name_or_path)' if is_new else ''}."
         )
 
 

@@ -112,8 +112,9 @@ class Corpus:
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary and digits, and joined pairs, as far as these options are `free`."""
     (words, characters, hidden), other = sorted(zip(corpus.words, corpus.characters, corpus.hidden_words, strict=True))
-    # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
-    is_word = other[0] + other[2] < 3 or other[1] / other[0] < 3.5
+    # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence. A long word of
+    # a script without spaces has up to four hidden ones.
+    is_word = (other[0] < 3 and other[0] + other[2] < 5) or other[1] / other[0] < 3.5
     choices, reason = [], ""
     if words < 1.5 and 0 < characters <= 15 and is_word and not corpus.has_sentences:
         what = "has no spaces between words" if hidden else "is single words"
@@ -162,7 +163,7 @@ def choose_lengths(
         joined = 3 * side[len(side) // 2] if values["joined_pairs"] else 0
         if joined > limit:
             limit = next((limit for limit in possible if limit >= joined), possible[-1])
-            reason = f"three usual {text}s, joined, should fit"
+            reason = f"three usual {text}s, joined, should fit{'' if joined <= limit else ' as far as possible'}"
         if (lost := sum(length > limit for length in side) / len(side)) > 1 - FITTING:
             reason += f"; {lost:.0%} exceed {limit:,} and are dropped"
         if limit != LIMITS[0]:
@@ -212,7 +213,8 @@ class Situation:
     def useful(self) -> float:
         """The tokens of a run after which more would bring little."""
         epochs = min(max(40 * (5e5 / self.distinct) ** 0.25, FEW_EPOCHS), 60)
-        return max(self.distinct * epochs, FEWEST_STEPS * min(SMALLEST_BATCH, self.tokens))
+        batch = SMALLEST_BATCH if "per_device_train_max_tokens" in self.free else self.given_batch
+        return max(self.distinct * epochs, FEWEST_STEPS * self.batches_per_step * self.held(batch))
 
     @property
     def asked(self) -> float | None:
@@ -241,7 +243,8 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     """The size of the model and how it is trained, and warnings if a good model is unlikely."""
     reason = "it learns faster than Adam in short runs"
     if (rate := situation.values["learning_rate"]) is not None:
-        reason += f", with a peak of 5e-3; if --learning_rate {rate:g} is one for Adam, give --optimizer adamw"
+        reason += f"; its usual rate is 5e-3 up to a d_model of 128; if you chose --learning_rate {rate:g} for Adam, "
+        reason += "give --optimizer adamw"
     optimizer = Choice({"optimizer": "muon"}, reason)
     size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.values["d_model"]
