@@ -320,7 +320,7 @@ ROWS = {
 
 
 def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
-    """The report that is printed before training, with the options that help; it is of the first pairs of a stream."""
+    """The report that is printed before training, with the options that help; for a stream, on its first pairs."""
     table = [
         [name, *(f"{counts[key]:,}" if key in counts else "" for counts in found.values())]
         for key, name in ROWS.items()

@@ -113,7 +113,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary and digits, and joined pairs, as far as these options are `free`."""
     (words, characters, hidden), other = sorted(zip(corpus.words, corpus.characters, corpus.hidden_words, strict=True))
     # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence. A long word of
-    # a script without spaces has up to four hidden ones.
+    # a script without spaces counts as up to four.
     is_word = (other[0] < 3 and other[0] + other[2] < 5) or other[1] / other[0] < 3.5
     choices, reason = [], ""
     if words < 1.5 and 0 < characters <= 15 and is_word and not corpus.has_sentences:
