@@ -437,7 +437,7 @@ ODD = {
     "columns.json": ('{"en": ["a", "c"], "de": ["b", "d"]}', "is no list of pairs: its rows have the keys en, de"),
     "lists.jsonl": ('{"en": ["a"], "de": "b"}\n{"en": ["c"], "de": "d"}', "are objects or lists; write them as texts"),
     "numbers.jsonl": ('{"en": 1, "de": 2}\n{"en": 3, "de": 4}', 'Numbers must be written as texts, such as "12"'),
-    "unquoted.csv": ("en,de\na,b\nc, d,e\n", "quote fields that contain the separator"),
+    "unquoted.csv": ("en,de\na,b\nc, d,e\n", "quote fields with commas in a .csv, and replace tabs"),
     "words.json": ('{"one": "eins", "two": "zwei", "three": "drei"}', "the keys one, two, three"),
     "android.json": ('{"k1": {"en": "a", "de": "b"}, "k2": {"en": "a", "de": "b"}}', "the keys k1, k2"),
     "todo.po": ('msgid "Save"\nmsgstr ""\n', "it has no pairs"),

@@ -181,7 +181,7 @@ def test_lines_without_exactly_one_tab(streaming, tmp_path, byte_tokenizer, caps
     if not streaming:
         assert "train.txt: lines with more than one tab are dropped, 3 of 1,213." in capsys.readouterr().out
     message = error(write(path, "only one side\n" * 20), streaming=streaming)
-    assert str(path) in message and "no line with a tab" in message
+    assert str(path) in message and "no line with a tab" in message and "such as train.en and train.de" in message
 
 
 @streamed

@@ -68,6 +68,14 @@ def test_pairs_of_two_kinds_in_turn_are_both_sampled(first):
     assert 0.4 < counts(pairs[first:])["train"]["same_letters"] < 0.6
 
 
+@pytest.mark.parametrize(("first", "are_tasks"), [("translate: ", True), ("Note: ", False), ("Tom said ", False)])
+def test_sources_that_begin_with_a_task_count_as_tagged(first, are_tasks):
+    """Not those of which few begin so, nor those without a colon."""
+    rows = 10 if first == "Note: " else 100
+    pairs = [(f"{first if n < rows else ''}the dog number {n} sleeps", f"der Hund {n}") for n in range(200)]
+    assert counts(pairs)["train"]["tagged_sources"] == are_tasks
+
+
 def test_words_that_no_spaces_separate_are_counted():
     found = counts([("我们去上学。", "ひらがな カタカナ"), ("The 犬.", "한국어"), ("ไปไหน", "ทำไม?")])["train"]
     assert found["hidden_words"] == [(2 + 0 + 1) / 3, 0]
@@ -190,6 +198,8 @@ def test_swapped_sides_are_found_without_knowing_the_languages(share):
     expected = sum(pair not in PAIRS for pair in mixed) / len(mixed)
     assert swapped_share(mixed, language_axis(mixed)) == pytest.approx(min(expected, 1 - expected), abs=0.02)
     assert ("source and target seem to be swapped in about" in described(counts(mixed))) == (share > 0)
+    tagged = [(f">>xx<< {source}", target) for source, target in mixed]  # of which each direction may have its own
+    assert "swapped" not in described(counts(tagged))
 
 
 def test_every_second_pair_of_a_large_file_may_be_swapped(monkeypatch):

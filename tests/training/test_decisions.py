@@ -185,7 +185,7 @@ def test_a_short_stream_is_read_again_and_again(decide):
     assert chosen["d_model"] == decide(argv="--max_steps=20000")["d_model"] == 64
 
 
-@pytest.mark.parametrize("tag", [">>de<<", "<de>", "[de]", "__de__"])
+@pytest.mark.parametrize("tag", [">>de<<", "<de>", "[de]", "[deu_Latn]", "__de__", "translate English to German:"])
 def test_sources_with_tags_are_not_joined(tag, decide):
     tagged = [(f"{tag} {source}", target) for source, target in SENTENCES[:100]]
     assert "joined_pairs" not in decide(tagged + SENTENCES)

@@ -115,8 +115,8 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
     for frame in pd.read_csv(file, iterator=True, **options):
         if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first field for a name of the row
             raise ValueError(
-                "its first row has more fields than its header; quote fields that contain the separator, and remove "
-                "separators at the end of rows."
+                "its first row has more fields than its header; quote fields with commas in a .csv, replace tabs in "
+                "fields of a .tsv, and remove separators at the end of rows."
             )
         is_blank = (frame.iloc[:, 0] == "\r") & (frame.iloc[:, 1:] == "").all(axis=1)  # of Windows
         if options.get("header", "infer") is None:

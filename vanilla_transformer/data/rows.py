@@ -82,7 +82,7 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
         if re.search("Couldn't cast|Failed to parse string", reason):
             reason = f"its rows differ in their keys, or in the types of their values; write all alike. {reason}"
         if "Error tokenizing data" in reason:  # of a table
-            reason = f"{reason.strip()}; quote fields that contain the separator."
+            reason = f"{reason.strip()}; quote fields with commas in a .csv, and replace tabs in fields of a .tsv."
         reason = shortened(reason, 600)
         if isinstance(cause, UnicodeDecodeError):
             reason = "it is not in UTF-8; convert it, for example with iconv."
@@ -246,7 +246,10 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
     """
     tabs = {line["line"].count("\t") for line in lines.take(10_000)}
     if not tabs - {0}:
-        raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
+        raise UserError(
+            f"{name} has no line with a tab; a .txt file has source<TAB>target lines. Two files of a side each need "
+            "other endings, such as train.en and train.de."
+        )
     if 1 not in tabs:
         raise UserError(
             f"{name} has lines of {1 + min(tabs - {0})} columns; a .txt file has source<TAB>target lines. Give "

@@ -34,8 +34,9 @@ FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
 FEW = 30  # pairs: too few to tell whether some are swapped
 WITHOUT_SPACES = ("Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # beside Han
-# Before a source, such as >>deu<<, <bt>, [de] or __de__.
-TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}\]|__[a-z]{2,3}__)\s+)+")
+# Before a source, such as >>deu<<, <bt>, [de], [deu_Latn] or __de__.
+TAGS = regex.compile(r"^\s*(?:(?:>>\S+<<|<\w+>|\[[a-z]{2,3}(?:_[A-Z][a-z]{3})?\]|__[a-z]{2,3}__)\s+)+")
+TASK = regex.compile(r"^\s*\w[\w ]*:\s")  # before a source, such as "translate English to German: "
 WORD = regex.compile(r"[\p{L}\p{M}]{2,}")
 SCRIPTS = "".join(rf"\p{{Script={script}}}" for script in WITHOUT_SPACES) + "ーｰ"  # which lengthen a vowel of Kana
 # Where no spaces separate words, two letters of Han or four of other scripts count as one.
@@ -122,9 +123,10 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     `several_sentences` and `several_lines` count the sources that have them. `usual_sentences` and `usual_lines` are
     the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. Each of [`SOURCE_KINDS`] tells
     whether at least one in a hundred is of that kind or, in title case, one in a thousand; `tagged_sources`, whether
-    at least one in a hundred begins with [`TAGS`]. `words` and `characters` are the [`usual_mean`] of sources and of
-    targets, `hidden_words` that of their [`hidden_words`], and `in_words` their [`share_in_words`]. `same_letters` is
-    the share of pairs whose sides have the same [`letters_of`]. `frequent_words` are those of the sample.
+    at least one in a hundred begins with [`TAGS`], or they [`have_tasks`]. `words` and `characters` are the
+    [`usual_mean`] of sources and of targets, `hidden_words` that of their [`hidden_words`], and `in_words` their
+    [`share_in_words`]. `same_letters` is the share of pairs whose sides have the same [`letters_of`]. `frequent_words`
+    are those of the sample.
     """
     found, scale = {}, total / max(len(pairs), 1)
     parts = {
@@ -140,7 +142,7 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
     untagged = [TAGS.sub("", source) for source, _ in pairs]
     tagged = sum(source != body for (source, _), body in zip(pairs, untagged, strict=True))
-    found["tagged_sources"] = tagged >= max(SEEN * len(pairs), 1)
+    found["tagged_sources"] = tagged >= max(SEEN * len(pairs), 1) or have_tasks(untagged)
     for kind, is_of_kind in SOURCE_KINDS.items():
         # In German, ordinary sentences may look like headlines; then one in a thousand does.
         share = SEEN / 10 if kind == "title_sources" else SEEN
@@ -155,6 +157,12 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
     found["in_words"] = [share_in_words(" ".join(side)) for side in zip(*some, strict=True)] or [0.0, 0.0]
     found["frequent_words"] = frequent_words(pairs)
     return found
+
+
+def have_tasks(sources: list[str]) -> bool:
+    """Whether at least a tenth of the sources begin with a [`TASK`] that at least one in a hundred begins with."""
+    tasks = Counter(found[0] for found in map(TASK.match, sources) if found)
+    return sum(count for count in tasks.values() if count > max(SEEN * len(sources), 1)) >= max(0.1 * len(sources), 1)
 
 
 def frequent_words(pairs: list[tuple[str, str]]) -> int:
@@ -334,7 +342,7 @@ def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
     if sampled := train.get("sampled"):
         lines.append(f"Sentences, lines, placeholders and numbers are estimated from {sampled:,} pairs of train.")
     for split, counts in found.items():
-        if counts["swapped"] >= 0.02:
+        if counts["swapped"] >= 0.02 and not train.get("tagged_sources"):  # tags may tell the directions
             share, which = f"{counts['swapped']:.0%}", "pairs" if split == "train" else f"{split} pairs"
             lines.append(f"warning: source and target seem to be swapped in about {share} of the {which}.")
     if train["duplicates"] and train["duplicates"] >= 0.01 * train["pairs"]:

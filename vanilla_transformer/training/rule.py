@@ -81,7 +81,7 @@ class Corpus:
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
         hidden_words: The mean number of words of a text that no spaces separate.
         mixes_languages: Whether files translate in different directions, or at least 1 % of the sources begin with
-            tags, such as `>>de<<`.
+            tags, such as `>>de<<`, or a tenth with a task, such as `translate English to German:`.
         in_words: The share of the visible characters that stand in words of two letters and more.
         repeated: The share of the pairs that repeat an earlier one.
     """
