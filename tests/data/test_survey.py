@@ -199,7 +199,8 @@ def test_swapped_sides_are_found_without_knowing_the_languages(share):
     assert swapped_share(mixed, language_axis(mixed)) == pytest.approx(min(expected, 1 - expected), abs=0.02)
     assert ("source and target seem to be swapped in about" in described(counts(mixed))) == (share > 0)
     tagged = [(f">>xx<< {source}", target) for source, target in mixed]  # of which each direction may have its own
-    assert "swapped" not in described(counts(tagged))
+    for pairs in mixed, tagged:
+        assert ("unless their tags tell the direction" in described(counts(pairs))) == (share > 0 and pairs is tagged)
 
 
 def test_every_second_pair_of_a_large_file_may_be_swapped(monkeypatch):

@@ -247,8 +247,8 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
     tabs = {line["line"].count("\t") for line in lines.take(10_000)}
     if not tabs - {0}:
         raise UserError(
-            f"{name} has no line with a tab; a .txt file has source<TAB>target lines. Two files of a side each need "
-            "other endings, such as train.en and train.de."
+            f"{name} has no line with a tab; a .txt file has source<TAB>target lines. Two files, one for each side, "
+            "need other endings, such as train.en and train.de."
         )
     if 1 not in tabs:
         raise UserError(

@@ -342,9 +342,10 @@ def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
     if sampled := train.get("sampled"):
         lines.append(f"Sentences, lines, placeholders and numbers are estimated from {sampled:,} pairs of train.")
     for split, counts in found.items():
-        if counts["swapped"] >= 0.02 and not train.get("tagged_sources"):  # tags may tell the directions
+        if counts["swapped"] >= 0.02:
             share, which = f"{counts['swapped']:.0%}", "pairs" if split == "train" else f"{split} pairs"
-            lines.append(f"warning: source and target seem to be swapped in about {share} of the {which}.")
+            unless = ", unless their tags tell the direction" if train.get("tagged_sources") else ""
+            lines.append(f"warning: source and target seem to be swapped in about {share} of the {which}{unless}.")
     if train["duplicates"] and train["duplicates"] >= 0.01 * train["pairs"]:
         share = train["duplicates"] / train["pairs"]
         remedy = "." if is_stream else "; --deduplicate leaves them out."
