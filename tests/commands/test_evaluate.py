@@ -229,21 +229,23 @@ def test_a_bilingual_model_needs_no_languages(make_model):
 
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
-def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
-    """Line breaks in a reference of the dataset are spaces in the files that are written."""
+def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path, capsys):
+    """Line breaks in a reference of the dataset are spaces in the files that are written. Pairs with an empty side are
+    skipped, as in train.py."""
     pytest.importorskip(backend)
     rows = [{"en": text, "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS]
-    rows.append({"en": None, "de": "nichts"})
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     references = [row["de"].replace("\n", " ").rstrip() for row in rows]
-    files = texts_to_score(tmp_path / "texts", [*TEXTS, ""], references)
+    files = texts_to_score(tmp_path / "texts", TEXTS, references)
+    rows += [{"en": source, "de": target} for source, target in [(None, "nichts"), (" ", "nichts"), ("A dog.", " ")]]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     dataset = ["--dataset_name", tmp_path, "--source_lang", "en", "--target_lang", "de"]
     both = []
     for name, data in [("dataset", dataset), ("files", files)]:
         both.append(evaluate(tmp_path / name, "--model", ours, *data, "--num_beams", "3", "--backend", backend))
         both[-1]["systems"][ours].pop("sentences_per_second")
     assert all(both[0][key] == both[1][key] for key in ("sha256", "systems", "signatures"))
-    translations = Translator.from_pretrained(ours, backend=backend)([*TEXTS, ""], num_beams=3)
+    assert f"3 of {len(rows)} pairs have an empty source or no reference; they are skipped" in capsys.readouterr().err
+    translations = Translator.from_pretrained(ours, backend=backend)(TEXTS, num_beams=3)
     assert hypotheses_of(tmp_path / "files") == [[text.replace("\n", " ").rstrip() for text in translations]]
 
 

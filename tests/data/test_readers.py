@@ -198,6 +198,18 @@ def test_a_carriage_return_inside_of_a_line_does_not_end_it(streaming, tmp_path)
     assert read(file, streaming=streaming) == [("Wait\rhere", "Warte"), ("Go", "Geh")]
 
 
+@pytest.mark.parametrize("suffixes", [["tsv"], ["txt"], ["txt.gz"], ["en", "de"]])
+@streamed
+def test_lines_that_end_with_carriage_returns_alone_are_refused(streaming, suffixes, tmp_path):
+    """Otherwise, a file would be one line."""
+    for suffix in suffixes:
+        content = TSV.replace("\n", "\r").encode()
+        (tmp_path / f"pairs.{suffix}").write_bytes(gzip.compress(content) if "gz" in suffix else content)
+    files = [tmp_path / f"pairs.{suffix}" for suffix in suffixes]
+    message = error(train_file=files, validation_file=files, streaming=streaming)
+    assert "its lines end with carriage returns alone; convert it, for example with mac2unix" in message
+
+
 WITHOUT_ROWS = [("json", content) for content in ("null", '"text"', "7", "\n\n", "[]", "{}")]
 WITHOUT_ROWS += [("jsonl", content) for _, content in WITHOUT_ROWS]
 WITHOUT_ROWS += [("json.gz", content) for content in ("\n\n", "[]", "{}")]  # of others, pyarrow crashes

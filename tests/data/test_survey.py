@@ -359,6 +359,28 @@ def test_texts_of_several_files_have_the_places_of_their_rows():
     assert texts.rows.tolist() == [0, 3] and texts.repeated().tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    "row, count", [('"A dog\tEin Hund', 0), ('"A dog\nsleeps."\tEin Hund', 1), ('A\t"Ein\nHund"', 1)]
+)
+def test_quoted_line_breaks_of_a_tsv_are_warned_of(row, count, tmp_path, capsys):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in PAIRS) + f"{row}\n")
+    load(train_file=file, validation_file=write(tmp_path / "dev.txt", PAIRS[:4]))
+    said = " ".join(capsys.readouterr().out.split())
+    assert (f"lack a side and begin or end with a quotation mark: {count}. In a .tsv" in said) == (count > 0)
+
+
+def test_quotation_marks_that_swallow_rows_of_a_csv_are_warned_of(tmp_path, capsys):
+    rows = [f"{source.rstrip('.')},{target.rstrip('.')}" for source, target in PAIRS]
+    for number in (100, 150):
+        rows[number] = f'"{rows[number]}'
+    (tmp_path / "pairs.csv").write_text("\n".join(["en,de", *rows, ""]))
+    load(train_file=tmp_path / "pairs.csv", validation_file=write(tmp_path / "dev.txt", PAIRS[:4]))
+    assert "with 20 lines or more, unlike the others: 1. In a .csv" in " ".join(capsys.readouterr().out.split())
+    many = [("\n".join([source] * 20), target) for source, target in PAIRS]
+    assert "unlike the others" not in described(counts(many))
+
+
 # ------------------------------------------------------------------------------------------------------ in training
 
 

@@ -19,9 +19,11 @@ from pathlib import Path
 from sacrebleu.utils import smart_open
 from tabulate import tabulate
 
+from ..data.encoding import are_filled
 from ..data.options import DatasetOptions
 from ..data.rows import hide_bars
 from ..data.splits import load_split
+from ..data.texts import is_filled
 from ..errors import UserError, explaining, noting
 from ..evaluation.further_metrics import OURS, Metrics, as_list, deciding_metric, greater_by_name, not_measured
 from ..evaluation.scores import Scorer
@@ -190,14 +192,15 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
         return options.sources and read_lines(options.sources), references
     split, others = "test" if options.test_file else options.split, "--test_file, or --sources and --references"
     pairs = load_split(dataclass_of(DatasetOptions, options), split, options.test_file, others)
-    if not any(pairs["target"]):
+    if not any(map(is_filled, pairs["target"])):
         what = f"--split {options.split} of {options.dataset_name}"
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
-    if without := [index for index, text in enumerate(pairs["target"]) if not text]:
-        counts = f"{len(without):,} of {len(pairs):,} pairs"
-        print(f"warning: {counts} have no reference; they are skipped.", file=sys.stderr)
-        pairs = pairs.select(sorted({*range(len(pairs))} - {*without}))
-    return [text or "" for text in pairs["source"]], references_of(pairs)
+    filled = [index for index, is_usable in enumerate(are_filled(pairs[:])) if is_usable]  # train.py drops the others
+    if len(filled) < len(pairs):
+        counts = f"{len(pairs) - len(filled):,} of {len(pairs):,} pairs"
+        print(f"warning: {counts} have an empty source or no reference; they are skipped.", file=sys.stderr)
+        pairs = pairs.select(filled)
+    return list(pairs["source"]), references_of(pairs)
 
 
 def text_files(sources: list[str] | None, references: list[str] | list[list[str]]) -> dict[str, list[str]]:

@@ -88,6 +88,8 @@ class TextFiles(Csv):
             options |= {"header": None}
         if self.config.sep == CsvConfig.sep:
             options |= TABLES[suffix]
+        if "lineterminator" in options:
+            check_line_ends(file)
         return read_table(file, options)
 
 
@@ -135,9 +137,18 @@ def read_lines(file: str) -> Iterator[pa.Table]:
 
 def lines_of(file: str) -> Iterator[str]:
     """Lines end at line feeds only, and not at the other separators that Python or Unicode know."""
+    check_line_ends(file)
     with open(file, encoding="utf-8-sig", newline="\n") as lines:
         for line in lines:
             yield line.removesuffix("\n").removesuffix("\r")
+
+
+def check_line_ends(file: str):
+    """Raises ValueError for a text whose lines end as those of the first Macintosh did."""
+    with open(file, "rb") as opened:
+        start = opened.read(100_000)
+    if b"\n" not in start and start.count(b"\r") > 1:
+        raise ValueError("its lines end with carriage returns alone; convert it, for example with mac2unix.")
 
 
 def read_parallel(*files: str) -> Iterator[tuple[str, ...]]:

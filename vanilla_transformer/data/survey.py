@@ -32,6 +32,7 @@ CLEAR = 1.6  # standard deviations of all midpoints: how far from the midpoint o
 RATIO = 3.0  # a ratio of lengths is odd if it is more than this many times the usual one, or less than a third of it
 FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
+MANY_LINES = 20
 FEW = 30  # pairs: too few to tell whether some are swapped
 WITHOUT_SPACES = ("Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # beside Han
 # Before a source, such as >>deu<<, <bt>, [de], [deu_Latn] or __de__.
@@ -55,15 +56,21 @@ class PairHashes:
         lengths: Characters of the sides (2,n).
         ends: The number of pairs up to the end of each file, with those that do not count.
         seen: Which code points occur.
+        halves: How many pairs with an empty side begin or end with a quotation mark.
+        many_lines: How many pairs have a side of MANY_LINES or more.
     """
 
     def __init__(self, files: list[Dataset], verbatim: bool = False):
         numbers, total = [np.empty((5, 0), dtype=np.int64)], 0  # an array for each batch, as lists take far more
+        self.halves = self.many_lines = 0
         self.seen = np.zeros(sys.maxunicode + 1, dtype=bool)
         bar = tqdm(desc="Looking at the pairs", total=sum(map(len, files)), unit=" pairs", leave=False, disable=None)
         for batch in chain.from_iterable(pairs.iter(1000) for pairs in files):
-            pairs = zip(count(total), batch["source"], batch["target"])  # noqa: B905
+            pairs = list(zip(count(total), batch["source"], batch["target"]))  # noqa: B905
             filled = [pair for pair in pairs if is_filled(pair[1]) and is_filled(pair[2])]
+            if len(filled) < len(pairs):
+                self.halves += sum(is_half(*pair[1:]) for pair in pairs)
+            self.many_lines += sum(max(one.count("\n"), two.count("\n")) >= MANY_LINES - 1 for _, one, two in filled)
             rows, *sides = zip(*filled, strict=True) if filled else ((), (), ())
             hashes = (map(hash, map(normal_form, texts)) for texts in sides)
             lengths = (map(len, texts) for texts in sides)
@@ -101,6 +108,13 @@ class PairHashes:
         usual = np.median(source / target)
         is_odd = np.abs(np.log(source / target / usual)) > np.log(RATIO)
         return is_odd & (np.abs(source - usual * target) >= FAR * min(1, usual))
+
+
+def is_half(source: str | None, target: str | None) -> bool:
+    """Whether a pair lacks a side and the other one begins or ends with a quotation mark, as rows of a .tsv do whose
+    quoted fields have line breaks."""
+    texts = [text.strip() for text in (source, target) if is_filled(text)]
+    return len(texts) == 1 and (texts[0].startswith('"') or texts[0].endswith('"'))
 
 
 def code_points(text: str) -> np.ndarray:
@@ -276,6 +290,8 @@ def survey(
             "source_is_target": int((some.source == some.target).sum()),
             "several_targets": some.ambiguous(by_file=directions_differ),
             "odd_lengths": int(some.odd_lengths().sum()),
+            "halves": some.halves,
+            "many_lines": some.many_lines,
         }
         sample = sample_pairs(files[split], SAMPLE)
         found[split] |= count_kept_forms(sample, len(some.rows))
@@ -341,6 +357,19 @@ def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
         lines.append(f"Of the stream, the first {train['rows']:,} pairs were looked at.")
     if sampled := train.get("sampled"):
         lines.append(f"Sentences, lines, placeholders and numbers are estimated from {sampled:,} pairs of train.")
+    halves, many_lines, total = (
+        sum(counts[key] for counts in found.values()) for key in ("halves", "many_lines", "pairs")
+    )
+    if halves:
+        lines.append(
+            f"warning: pairs that lack a side and begin or end with a quotation mark: {halves:,}. In a .tsv, each "
+            "line is a row, even within quotation marks; save the file as .csv or .jsonl."
+        )
+    if 0 < many_lines < SEEN * total:
+        lines.append(
+            f"warning: pairs with {MANY_LINES} lines or more, unlike the others: {many_lines:,}. In a .csv, a "
+            "quotation mark that none closes may have swallowed rows."
+        )
     for split, counts in found.items():
         if counts["swapped"] >= 0.02:
             share, which = f"{counts['swapped']:.0%}", "pairs" if split == "train" else f"{split} pairs"
