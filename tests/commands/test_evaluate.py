@@ -246,6 +246,9 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path, caps
     assert all(both[0][key] == both[1][key] for key in ("sha256", "systems", "signatures"))
     assert f"3 of {len(rows)} pairs have an empty source or no reference; they are skipped" in capsys.readouterr().err
     translations = Translator.from_pretrained(ours, backend=backend)(TEXTS, num_beams=3)
+    write(tmp_path / "theirs.txt", ["a", *map(str, range(len(rows) - 1))])  # with the lines that are skipped
+    evaluate(tmp_path / "theirs", "--hypotheses", tmp_path / "theirs.txt", *dataset)
+    assert hypotheses_of(tmp_path / "theirs") == [["a", *map(str, range(len(TEXTS) - 1))]]
     assert hypotheses_of(tmp_path / "files") == [[text.replace("\n", " ").rstrip() for text in translations]]
 
 

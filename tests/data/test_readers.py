@@ -276,12 +276,21 @@ def test_a_dataset_of_other_suffixes(streaming, names, tmp_path):
     assert texts(pairs["train"]) == texts(pairs["validation"]) == PAIRS
 
 
-def test_the_separator_of_a_dataset_card_is_obeyed(tmp_path):
-    write(tmp_path / "set" / "pairs.csv", "en;de\none;007\n")
-    write(
-        tmp_path / "set" / "README.md", "---\nconfigs: [{config_name: default, data_files: pairs.csv, sep: ;}]\n---\n"
-    )
-    assert texts(load(dataset_name=tmp_path / "set", validation_split="train")["train"]) == [("one", "007")]
+@pytest.mark.parametrize(
+    "content, card",
+    [
+        ("en;de\none;007\n", "sep: ;"),
+        ("en\tde\none\t007\n", 'sep: "\\t"'),
+        ("007,one\n", "header: null, names: [de, en]"),
+    ],
+)
+def test_how_a_dataset_card_says_to_read_tables_is_obeyed(content, card, tmp_path):
+    write(tmp_path / "set" / "pairs.csv", content)
+    config = f"{{config_name: default, data_files: pairs.csv, {card}}}"
+    write(tmp_path / "set" / "README.md", f"---\nconfigs: [{config}]\n---\n")
+    languages = {"source_lang": "en", "target_lang": "de"}
+    pairs = load(dataset_name=tmp_path / "set", validation_split="train", **languages)
+    assert texts(pairs["train"]) == [("one", "007")]
 
 
 WORDS = "Save,Sichern\nClose,Schließen"
@@ -443,6 +452,7 @@ def test_languages_that_only_some_rows_have(streaming, tmp_path):
 
 ODD = {
     "semicolon.csv": ("en;de\na;b\n", "has one column, 'en;de'; its separator seems to be ';'"),
+    "texts with commas.csv": ("en;de\na, b;c\na, b, c;d, e\n", "one column, 'en;de'; its separator seems to be ';'"),
     "commas.tsv": ("en,de\na,b\n", "has one column, 'en,de'; its separator seems to be ','"),
     "columns.txt": ("a\tb\tc\n" * 9, "has lines of 3 columns"),
     "field.json": ('{"version": 1, "data": [{"en": "a", "de": "b"}]}', "the keys version, data"),

@@ -167,7 +167,7 @@ def resume(more: str = "", steps: int = 4) -> list[str]:
     "more, said",
     [
         ("--gradient_accumulation_steps 1", "--gradient_accumulation_steps) were 2, now 1"),
-        ("", "the training pairs (dataset, columns, limits or tokenizer)"),
+        ("", "the training pairs (files, columns, what is held out, limits or tokenizer)"),
     ],
     ids=["accumulation", "pairs"],
 )

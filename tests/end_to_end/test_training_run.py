@@ -70,7 +70,7 @@ def test_results_and_progress_describe_the_run(finished):
     assert found["train_target_tokens_per_second"] == pytest.approx(speed)
     assert 0 < found["padding_fraction"] < 0.5
     assert 0 < found["eval_loss"] < found["train_loss"] * 1.5 < 12
-    assert "tok:13a" in found["bleu_signature"]
+    assert "tok:13a" in found["eval_bleu_signature"]
     assert printed.count("  translation ") == 3 * 3  # of three sentences at each evaluation
     lines = re.findall(
         r"^(\d)/8: loss \d\.\d{3}, [\d,]+ tokens/s, lr \d\.\de-\d\d, (\d\d:\d\d) left$", printed, re.MULTILINE
@@ -86,7 +86,7 @@ def assert_scores_are_those_of_the_saved_model(folder, pairs):
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
     errors = count_errors(translations, [row["de"] for row in rows], Scorer())
     assert {name: found[f"test_{name}"] for name in errors} == errors
-    assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
+    assert all(found[f"test_{name}"] == expected[name] for name in ("bleu_signature", "chrf_signature"))
 
 
 def test_scores_are_those_of_the_saved_model(finished, pairs):
@@ -251,7 +251,7 @@ def test_validation_and_test_may_have_several_references(kind, tmp_path):
     write_pairs(tmp_path, **{kind: rows})
     train(f"{MODEL} {STEPS} {data} {more} --max_steps 2 --output_dir {tmp_path}/model".split())
     found = results(tmp_path / "model")
-    assert found["bleu_signature"].startswith("nrefs:2|") and found["test_samples"] == 30
+    assert found["test_bleu_signature"].startswith("nrefs:2|") and found["test_samples"] == 30
     translations = Translator.from_pretrained(str(tmp_path / "model"))([f"text {n}" for n in range(30)])
     expected = Scorer().score(translations, [[f"Text {n}", f"ein Text {n}"] for n in range(30)])
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
@@ -361,7 +361,7 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", more + QUICK)
     printed = train([*argv, "--dry_run"])
     assert files(tmp_path) == {} and not (tmp_path / "model").exists()
-    said, recipe, end = re.split(r"the resolved recipe:\n\n|(?=This was a dry run)", printed)
+    said, recipe, end = re.split(r"the resolved recipe:\n\n|(?=This is a dry run)", printed)
 
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     from_recipe = ["--config", str(tmp_path / "recipe.yaml")]

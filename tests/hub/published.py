@@ -18,8 +18,9 @@ RESULTS = {"train_runtime": 3725.4, "train_steps": 12345, "train_loss": 2.5, "tr
 RESULTS |= {"train_target_tokens_per_second": 18223.7, "padding_fraction": 0.0412, "num_parameters": 4321}
 RESULTS |= {"eval_loss": 1.23456, "eval_bleu": 31.41592, "eval_chrf": 55.5}
 RESULTS |= {"test_loss": 1.3, "test_bleu": 30.25, "test_chrf": 54.125}
-RESULTS |= {"bleu_signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"}
-RESULTS |= {"chrf_signature": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"}
+for split, count in {"eval": 1, "test": 2}.items():
+    RESULTS[f"{split}_bleu_signature"] = f"nrefs:{count}|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+    RESULTS[f"{split}_chrf_signature"] = f"nrefs:{count}|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 RESULTS |= {"dataset": "pairs", "source_lang": "en", "target_lang": "de", "date": "2026-11-21T10:00:00+00:00"}
 RESULTS |= {"train_samples": 29000, "hardware": "2 x Abacus 9000", "mixed_precision": "bf16"}
 RESULTS |= {"versions": {"torch": "2.13.0", "transformers": "5.23.0"}}

@@ -25,13 +25,13 @@ def test_metadata(trained):
     assert data.datasets is None and data.base_model is None  # both local
     results = data.eval_results
     found = {(r.dataset_name, r.dataset_split, r.metric_type): (r.metric_value, r.metric_args) for r in results}
-    bleu, chrf = ({"signature": RESULTS[f"{metric}_signature"]} for metric in ("bleu", "chrf"))
+    signatures = {name: {"signature": value} for name, value in RESULTS.items() if name.endswith("_signature")}
     assert found == {
-        ("pairs", "dev", "sacrebleu"): (31.4159, bleu),
-        ("pairs", "dev", "chrf"): (55.5, chrf),
+        ("pairs", "dev", "sacrebleu"): (31.4159, signatures["eval_bleu_signature"]),
+        ("pairs", "dev", "chrf"): (55.5, signatures["eval_chrf_signature"]),
         ("pairs", "dev", "loss"): (1.2346, None),
-        ("pairs", "test", "sacrebleu"): (30.25, bleu),
-        ("pairs", "test", "chrf"): (54.125, chrf),
+        ("pairs", "test", "sacrebleu"): (30.25, signatures["test_bleu_signature"]),
+        ("pairs", "test", "chrf"): (54.125, signatures["test_chrf_signature"]),
         ("pairs", "test", "loss"): (1.3, None),
     }
 
@@ -86,12 +86,17 @@ def test_files_are_not_a_hub_dataset(trained):
 
 def test_text_of_the_card(trained):
     card = read(write_model_card(trained))
-    for part in ["| dev | 31.42 | 55.50 | 1.235 |", "| test | 30.25 | 54.12 | 1.300 |", RESULTS["bleu_signature"]]:
+    for part in [
+        "| dev | 31.42 | 55.50 | 1.235 |",
+        "| test | 30.25 | 54.12 | 1.300 |",
+        RESULTS["eval_bleu_signature"],
+    ]:
         assert part in card
-    for part in [RESULTS["chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1:02:05", "bf16"]:
+    for part in [RESULTS["test_chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1:02:05", "bf16"]:
         assert part in card
     for part in ["2 x Abacus 9000", "torch 2.13.0", "![", "| `learning_rate` | 0.0078125 |", "| `d_model` | 16 |"]:
         assert part in card
+    assert card.count("tok:13a") == 4 and " On test: BLEU `nrefs:2|" in card  # twice in the metadata
     assert "translation: Wo ist das Haus?!" in card and "vaswani2017attention" in card and "ema_decay" not in card
     assert "somebody" not in card and str(trained.parent) not in card
     # A code fence in a sentence does not open a block: there are those of code, examples and citation.
@@ -121,7 +126,7 @@ def test_names_cannot_break_the_card(trained):
     plain = read(write_model_card(trained))
     edit(trained / "all_results.json", source_lang=NASTY, target_lang=NASTY, dataset=f"/x/{NASTY}", hardware=NASTY)
     examples = [dict.fromkeys(("source", "reference", "translation"), f"{NASTY}\n```\n")]
-    edit(trained / "all_results.json", versions={NASTY: NASTY}, bleu_signature=NASTY, examples=examples)
+    edit(trained / "all_results.json", versions={NASTY: NASTY}, test_bleu_signature=NASTY, examples=examples)
     edit(trained / "recipe.yaml", validation_split=NASTY, model_name_or_path=f"/y/{NASTY}")
     directory = trained.rename(trained.with_name(NASTY.replace("/", "")))
     card = ModelCard.load(write_model_card(directory))
@@ -150,7 +155,7 @@ def test_control_characters_do_not_break_the_card(trained):
     nasty = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\u2028"
     examples = [dict.fromkeys(("source", "reference", "translation"), f"a {nasty} dog")]
     versions = {f"torch{nasty}": nasty}
-    names = {"source_lang": nasty, "dataset": nasty, "hardware": nasty, "bleu_signature": nasty}
+    names = {"source_lang": nasty, "dataset": nasty, "hardware": nasty, "test_bleu_signature": nasty}
     edit(trained / "all_results.json", **names, versions=versions, examples=examples)
     edit(trained / "recipe.yaml", validation_split=nasty, model_name_or_path=nasty, dataset_name=nasty)
     path = write_model_card(trained.rename(trained.with_name(f"toy{nasty}")))

@@ -107,6 +107,11 @@ def test_texts_that_are_all_too_long_end_the_run_before_it_chooses(decide, capsy
         decide(argv="--max_source_length=2")
 
 
+def test_pairs_with_an_empty_side_are_not_called_too_long(decide):
+    """Tokenizing them says that they are empty."""
+    assert decide([(source, "") for source, _ in SENTENCES[:50]])["max_steps"] >= 1
+
+
 def test_a_trial_is_of_the_model_that_is_trained(decide, monkeypatch):
     tried = []
     compute_loss = trials.compute_loss

@@ -95,6 +95,9 @@ def test_the_share_of_texts_that_are_dropped_is_given():
     (choice,) = choose_lengths([(2000, 40)] * 2 + [(900, 40)], options.values(), options.free)
     assert choice.values == {"max_source_length": 1024}
     assert choice.reason.endswith("; 67% exceed 1,024 and are dropped")
+    (choice,) = choose_lengths([(2000, 40)] * 2 + [(90, 40)], options.values(), options.free)
+    assert choice.values == {"max_source_length": 128}
+    assert choice.reason.endswith("; 67% exceed 1,024 and are dropped")
 
 
 def test_steps_count_the_tokens_that_a_batch_really_has():
@@ -188,7 +191,7 @@ def test_each_digit_is_a_token_as_each_letter_may_be(corpus):
         ((300, 128), "", {"max_source_length": 512}),
         ((129, 600), "", {"max_source_length": 256, "max_target_length": 1024}),
         ((900, 300), "", {"max_source_length": 1024, "max_target_length": 512}),
-        ((9000, 300), "", {}),  # no limit would keep them
+        ((9000, 300), "", {"max_source_length": 128}),  # no limit would keep them, which is said
         ((300, 300), "--max_target_length=300", {"max_source_length": 512}),
         ((300, 300), "--max_target_length=200", {}),  # such pairs are dropped whatever the sources have
         ((300, 300), "--max_position_embeddings=200", {"max_source_length": 512, "max_target_length": 512}),
@@ -197,8 +200,8 @@ def test_each_digit_is_a_token_as_each_letter_may_be(corpus):
             "--max_position_embeddings=200 --position_embedding_type=learned",
             {"max_source_length": 200, "max_target_length": 200},
         ),
-        ((300, 300), "--max_position_embeddings=200 --position_embedding_type=learned", {}),
-        ((1500, 300), "--max_position_embeddings=3000 --position_embedding_type=learned", {}),
+        ((300, 300), "--max_position_embeddings=200 --position_embedding_type=learned", {"max_source_length": 128}),
+        ((1500, 300), "--max_position_embeddings=3000 --position_embedding_type=learned", {"max_source_length": 128}),
         ((300, 300), "--tokenizer_name=t --teacher=t", {}),
     ],
 )

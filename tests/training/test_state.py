@@ -199,7 +199,7 @@ def evaluated(scores: dict) -> TrainerState:
     state = TrainerState()
     for state.step, (bleu, chrf, loss) in scores.items():
         assert not state.is_evaluated
-        state.log_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_loss": loss, "bleu_signature": "x"})
+        state.log_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_loss": loss, "eval_bleu_signature": "x"})
         assert state.is_evaluated
     return state
 

@@ -107,8 +107,11 @@ def run(options: argparse.Namespace):
     """Checks all that can be checked before a model translates; then translates, scores, prints and writes."""
     check_options(options)
     hide_bars()
-    sources, references = load_texts(options)
+    sources, references, filled = load_texts(options)
     systems = {name: read_lines(name) if kind == "file" else None for name, kind in options.systems}
+    for name, texts in systems.items():
+        if texts is not None and len(texts) == len(filled) > len(references):
+            systems[name] = list(itertools.compress(texts, filled))
     for name, texts in {options.sources: sources, **systems}.items():
         if texts is not None and len(texts) != len(references):
             counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
@@ -131,9 +134,9 @@ def run(options: argparse.Namespace):
     if options.tune:
         return tune_model(options, sources, references, scorer)
     if options.output:
-        (options.output / "hypotheses").mkdir(exist_ok=True)
         for file, lines in files.items():
             write_bytes(options.output / file, to_bytes(lines))
+        (options.output / "hypotheses").mkdir(exist_ok=True)
     speeds = {}
     for name, kind in options.systems:
         if kind == "model":
@@ -180,8 +183,9 @@ def check_options(options: argparse.Namespace):
         raise UserError(f"--tune chooses the search itself; leave out --{' and --'.join(given)}.")
 
 
-def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str] | list[list[str]]]:
-    """The sources, or None if there are none, and of each text its reference, or a list of several."""
+def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str] | list[list[str]], list[bool]]:
+    """The sources, or None if there are none; the reference of each text, or a list of several; and which pairs of the
+    test set these are, as those with an empty side are skipped."""
     if options.references:
         first, *others = map(read_lines, options.references)
         for file, lines in zip(options.references[1:], others, strict=True):
@@ -189,22 +193,22 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
                 counts = f"{options.references[0]} has {len(first):,} lines and {file} {len(lines):,}"
                 raise UserError(f"{counts}; give --references that correspond line by line.")
         references = [list(texts) for texts in zip(first, *others, strict=True)] if others else first
-        return options.sources and read_lines(options.sources), references
+        return options.sources and read_lines(options.sources), references, [True] * len(references)
     split, others = "test" if options.test_file else options.split, "--test_file, or --sources and --references"
     pairs = load_split(dataclass_of(DatasetOptions, options), split, options.test_file, others)
     if not any(map(is_filled, pairs["target"])):
         what = f"--split {options.split} of {options.dataset_name}"
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
-    filled = [index for index, is_usable in enumerate(are_filled(pairs[:])) if is_usable]  # train.py drops the others
-    if len(filled) < len(pairs):
-        counts = f"{len(pairs) - len(filled):,} of {len(pairs):,} pairs"
+    filled = are_filled(pairs[:])  # train.py drops the others
+    if skipped := filled.count(False):
+        counts = f"{skipped:,} of {len(pairs):,} pairs"
         print(f"warning: {counts} have an empty source or no reference; they are skipped.", file=sys.stderr)
-        pairs = pairs.select(filled)
-    return list(pairs["source"]), references_of(pairs)
+        pairs = pairs.select(list(itertools.compress(range(len(pairs)), filled)))
+    return list(pairs["source"]), references_of(pairs), filled
 
 
 def text_files(sources: list[str] | None, references: list[str] | list[list[str]]) -> dict[str, list[str]]:
-    """The files of `--output` with the test set: references.txt, of further references references-2.txt, ..."""
+    """The files of `--output` with the test set: references.txt, then references-2.txt and so on for others."""
     streams = itertools.zip_longest(*map(as_list, references), fillvalue="")
     files = {f"references{f'-{number}' if number > 1 else ''}.txt": texts for number, texts in enumerate(streams, 1)}
     return files | ({"sources.txt": sources} if sources else {})

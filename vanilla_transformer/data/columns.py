@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import re
-import textwrap
 from functools import partial
 
 import datasets
@@ -11,7 +9,7 @@ import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 
-from ..errors import UserError
+from ..errors import UserError, shortened
 from ..languages import known_code
 from .options import TRANSLATION_FILES, Source, suffix_of
 from .readers import TextFiles, column_of
@@ -98,7 +96,7 @@ def first_row(columns: list[str]) -> list[str]:
 
 
 def describe_row(columns: list[str]) -> str:
-    return textwrap.shorten(" | ".join(first_row(columns)), 200, placeholder=" ...")
+    return shortened(" | ".join(first_row(columns)), 200)
 
 
 def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset | IterableDataset:
@@ -141,9 +139,9 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
 
     The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
     there are no others, as in a .txt file; the columns, or the languages of a `translation` column, named by
-    `--source_lang` and `--target_lang`, but for case and regions; those of two parallel files, in their order; and, if
-    no option is given or a table has no header row, the only two languages of a `translation` column, the columns
-    `source` and `target`, or the only two text columns.
+    `--source_lang` and `--target_lang` in any case and with any region; those of two parallel files, in their
+    order; and, if no option is given or a table has no header row, the only two languages of a `translation` column,
+    the columns `source` and `target`, or the only two text columns.
     """
     found = Columns(dataset, source)
     if any(source.columns):
@@ -293,13 +291,8 @@ def is_number(text: str | None) -> bool:
 
 
 def check_layout(dataset: Dataset | IterableDataset, name: str):
-    """Raises UserError if the first rows show that the file is no list of pairs, or has another separator."""
+    """Raises UserError if the first rows show that the file is no list of pairs."""
     first, *others = next(dataset.with_format("arrow").iter(2)).to_pylist()  # images are not decoded
-    if len(first) == 1 and (found := re.search(r"[;|\t,]", next(iter(first)))):
-        raise UserError(
-            f"{name} has one column, {found.string!r}; its separator seems to be {found[0]!r}. Columns of a .csv file "
-            "are separated by commas, those of a .tsv file by tabs."
-        )
     nested = [key for key, value in first.items() if isinstance(value, (list, dict))]
     if nested and others:
         raise UserError(
@@ -307,7 +300,7 @@ def check_layout(dataset: Dataset | IterableDataset, name: str):
             "between them."
         )
     if dataset.info.builder_name == "json" and not others:
-        keys = textwrap.shorten(", ".join(first), 100, placeholder=" ...")
+        keys = shortened(", ".join(first), 100)
         raise UserError(
             f"{name} is no list of pairs: its rows have the keys {keys}. A .json file has a list such as "
             '[{"en": "one", "de": "eins"}, ...], a .jsonl file one pair in each line.'
@@ -384,7 +377,7 @@ def name_columns(table: pa.Table, source: str, target: str) -> pa.Table:
 
 
 def gather_targets(batch: dict, source: str, targets: list[str], as_references: bool) -> dict[str, list]:
-    """Of each row a pair with all its targets or, unless `as_references`, a pair for each."""
+    """With `as_references`, one pair per row, with all its targets; else one pair per target."""
     cells = zip(*(batch[name] for name in targets), strict=True)
     rows = [[text for cell in row for text in (cell if isinstance(cell, list) else [cell])] for row in cells]
     rows = [list(filter(is_filled, texts)) or [None] for texts in rows]

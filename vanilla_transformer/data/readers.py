@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -51,7 +52,8 @@ class TextFiles(Csv):
         own -= {"name", "version", "data_dir", "data_files", "description", "features"}
         given = {name: getattr(builder.config, name) for name in own}
         given = {name: value for name, value in given.items() if value != getattr(defaults, name)}
-        if given.get("sep") == "\t":  # by the suffix of one of the files
+        files = itertools.chain(*builder.config.data_files.values())
+        if given.get("sep") == "\t" and any(suffix_of(str(file)) == ".tsv" for file in files):  # by this suffix
             del given["sep"]
         place = {"dataset_name": builder.dataset_name, "base_path": builder.base_path, "token": builder.token}
         return cls(cache_dir, **place, data_files=builder.config.data_files, **given)
@@ -114,6 +116,12 @@ def tables(rows: Iterator[tuple], names: list[str]) -> Iterator[pa.Table]:
 
 def read_table(file: str, options: dict) -> Iterator[pa.Table]:
     """A table, with or without a header row, by pandas."""
+    names = list(pd.read_csv(file, **options | {"nrows": 0, "chunksize": None}).columns)
+    if len(names) == 1 and (found := re.search(r"[;|\t,]", str(names[0]))):
+        raise ValueError(
+            f"it has one column, {found.string!r}; its separator seems to be {found[0]!r}. Columns of a .csv file are "
+            "separated by commas, those of a .tsv file by tabs."
+        )
     for frame in pd.read_csv(file, iterator=True, **options):
         if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first field for a name of the row
             raise ValueError(
@@ -121,7 +129,7 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
                 "fields of a .tsv, and remove separators at the end of rows."
             )
         is_blank = (frame.iloc[:, 0] == "\r") & (frame.iloc[:, 1:] == "").all(axis=1)  # of Windows
-        if options.get("header", "infer") is None:
+        if options.get("header", "infer") is None and options.get("names") is None:
             frame.columns = range(1, 1 + len(frame.columns))
         frame.columns = [str(name).rstrip("\r") for name in frame.columns]
         table = pa.Table.from_pandas(frame[~is_blank], preserve_index=False)
@@ -131,7 +139,7 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
 
 
 def read_lines(file: str) -> Iterator[pa.Table]:
-    """The lines of a text, in a column `line`, but for empty ones."""
+    """The lines of a text, in a column `line`, except for empty ones."""
     return tables(((line,) for line in lines_of(file) if line), ["line"])
 
 

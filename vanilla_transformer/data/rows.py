@@ -258,7 +258,9 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
     pairs = map_columns(lines, split_at_tab, TEXTS)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):
         dropped = len(lines) - len(pairs)
-        PartialState().print(f"{name}: lines with more than one tab are dropped, {dropped:,} of {len(lines):,}.")
+        PartialState().print(
+            f"warning: {name}: lines with more than one tab are dropped, {dropped:,} of {len(lines):,}."
+        )
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""A look at the pairs before training: what is odd about them, and about how many."""
+"""A look at the pairs before training: what is odd about them, and how many pairs that concerns."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ OFTEN = 5  # times
 
 
 class PairHashes:
-    """What is counted in the pairs of `files` of a split, in 40 bytes a pair; those with an empty side do not count.
+    """What is counted in the pairs of `files` of a split, in 64 bytes a pair; those with an empty side do not count.
 
     Attributes:
         rows: The places of the pairs, counted over all files (n,).
@@ -176,7 +176,7 @@ def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | 
 def have_tasks(sources: list[str]) -> bool:
     """Whether at least a tenth of the sources begin with a [`TASK`] that at least one in a hundred begins with."""
     tasks = Counter(found[0] for found in map(TASK.match, sources) if found)
-    return sum(count for count in tasks.values() if count > max(SEEN * len(sources), 1)) >= max(0.1 * len(sources), 1)
+    return sum(count for count in tasks.values() if count >= max(SEEN * len(sources), 2)) >= max(0.1 * len(sources), 1)
 
 
 def frequent_words(pairs: list[tuple[str, str]]) -> int:

@@ -47,8 +47,8 @@ class SplitEvaluator:
         Returns:
             A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `{prefix}_exact_match`,
             `{prefix}_word_error_rate` (both in percent), `{prefix}_{name}` for each further metric of the scorer,
-            `bleu_signature`, `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and
-            `translation`.
+            the signatures of both, `{prefix}_bleu_signature` and `{prefix}_chrf_signature`, and `examples`, a list of
+            dictionaries with `source`, `reference` and `translation`.
         """
         accelerator, scorer = self.accelerator, self.scorer
         shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
@@ -78,7 +78,8 @@ class SplitEvaluator:
             notes = [explain_zero(scorer.bleu, scores["chrf"], scorer.prepare(translations), streams)]
             notes += [explain_sameness(translations, references), scorer.advise_tokenizer(references)]
             tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
-        return {f"{prefix}_{name}": number for name, number in numbers.items()} | signatures | {"examples": examples}
+        found = {f"{prefix}_{name}": value for name, value in (numbers | signatures).items()}
+        return found | {"examples": examples}
 
     def tune(self, model, split: Dataset, by: str, greater_is_better: bool | None) -> list[dict]:
         """What [`tune`] returns for a split, on this process alone.

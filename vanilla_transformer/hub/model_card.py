@@ -55,6 +55,11 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     name, dataset = name or " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
+    # Of a second split, only signatures that differ. Until 0.1, both splits had those of the last.
+    names = ("bleu_signature", "chrf_signature")
+    results = {f"{one}_{name}": results[name] for one, _ in splits for name in names if name in results} | results
+    signatures = [(split, *(results.get(f"{prefix}_{name}") for name in names)) for prefix, split in splits]
+    signatures = [one for n, one in enumerate(signatures) if one[1] and (n == 0 or one[1:] != signatures[0][1:])]
     # `dataset` is a Hub id, or the last part of a local path. Only an id is linked: other text could break the link.
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name") == public_name(dataset)
     base, further = recipe.get("model_name_or_path"), results.get("metrics", {})
@@ -82,6 +87,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
         results=results,
         recipe=recipe,
         splits=splits,
+        signatures=signatures,
         name=name,
         dataset=dataset,
         is_on_hub=is_on_hub,
@@ -139,9 +145,10 @@ def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], data
             metric_type=metric,
             metric_name=title,
             metric_value=round(results[f"{prefix}_{key}"], 4),
-            metric_args={"signature": results[f"{key}_signature"]} if f"{key}_signature" in results else None,
+            metric_args={"signature": signature} if signature else None,
         )
         for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS + further)
+        for signature in [results.get(f"{prefix}_{key}_signature")]
     ]
 
 

@@ -40,16 +40,19 @@ def decide_training(
     if not options.free:
         return {}
     lengths, looked_at = sample_lengths(pairs["train"], tokenizer, max(LIMITS[-1], options.data.length_limit))
-    choices = choose_lengths(lengths, options.values(), options.free, last_position(options))
-    options = options.with_values({name: value for choice in choices for name, value in choice.values.items()})
+    most = last_position(options)
+    choices = choose_lengths(lengths, options.values(), options.free, most)
+    chosen = print_choices(choices)
+    options = options.with_values(chosen)
     limits = options.data.max_source_length, options.data.max_target_length
     kept = [pair for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
-    if looked_at and not kept:
+    if lengths and not kept:
+        names = "max_source_length", "max_target_length"
+        tried = [f"--{name} {most if name in options.free else options.values()[name]}" for name in names]
         raise UserError(
-            f"None of the {looked_at:,} pairs that were looked at fits into --max_source_length {limits[0]} and "
-            f"--max_target_length {limits[1]} (in tokens); split the texts, or raise these limits."
+            f"None of the {len(lengths):,} pairs that were looked at fits into {' and '.join(tried)} (in tokens); "
+            "split the texts, or raise these limits."
         )
-    chosen = print_choices(choices)
     sides = [sum(side) / len(kept) for side in zip(*kept, strict=True)] or [1.0, 1.0]
     longer = list(map(max, kept)) or [1]
     length = fmean(longer)

@@ -82,12 +82,12 @@ def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
     if best == state.step or has_best or options.tune_decoding:  # another search has other scores
         return
     ours, theirs = entries[state.step], entries[best]
-    if all(ours[name] == theirs[name] for name in (f"eval_{metric}", "eval_chrf")):  # the loss has decided
+    if all(ours[name] == theirs[name] for name in (f"eval_{metric}", "eval_chrf")):  # a tie, which the loss broke
         return
     names = dict.fromkeys(("eval_bleu", "eval_chrf", "eval_loss", f"eval_{metric}"))
     scores = [f"{name[5:]} {theirs[name]:.4g}, not {ours[name]:.4g}" for name in names]
     folder = options.output_dir / f"checkpoint-{best}"
-    is_average = options.ema_decay is not None  # which the folder has beside its model
+    is_average = options.ema_decay is not None  # which a checkpoint keeps beside its model
     where = f" It is a model like any other: {folder}." if folder.is_dir() and not is_average else ""
     print(
         f"checkpoint-{best} was better than the final weights by --metric_for_best_model {metric} "
@@ -112,7 +112,7 @@ def scalars(results: dict) -> dict:
     return {key: value for key, value in results.items() if isinstance(value, int | float)}
 
 
-DRY_RUN = "This was a dry run: nothing was written to --output_dir, and no weights were changed."
+DRY_RUN = "This is a dry run: nothing is written to --output_dir, and no weights are changed."
 DRY_RUN_SECONDS = 30
 
 
@@ -162,7 +162,7 @@ RUN_NAMES |= {"swanlab": "experiment_name", "dvclive": "exp_name"}
 def start_trackers(accelerator: Accelerator, run_name: str | None, recipe: dict):
     """Starts the trackers of `--report_to` with the recipe and the name of the run; on the main process.
 
-    Their project is `WANDB_PROJECT` or [`PROJECT`]. Raises UserError if none of them takes a name.
+    Their project is `WANDB_PROJECT` or [`PROJECT`]. Raises UserError if a name is given and none of them takes one.
     """
     names = [str(tracker) for tracker in accelerator.log_with]
     if not names:

@@ -34,7 +34,7 @@ SCORING |= {"max_target_length"}  # the longest translation
 SCORING |= {"ema_decay", "max_source_sentences", "max_source_lines"}  # what is scored, and in which pieces
 SCORING |= {"metrics", "metric_kwargs", "greater_is_better", "score_normalization", "reference_columns"}
 DESCRIPTIONS = {
-    "data": "the training pairs (dataset, columns, limits or tokenizer)",
+    "data": "the training pairs (files, columns, what is held out, limits or tokenizer)",
     "validation": "the validation pairs",
     "soft_targets": "the soft targets (--teacher, its weights or --teacher_top_k)",
     "batches_per_step": "batches per step (processes times --gradient_accumulation_steps) were {}, now {}",

@@ -7,7 +7,7 @@ docs/LOG.md has the runs that its numbers are from.
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import NamedTuple
 
 
@@ -38,7 +38,7 @@ MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
 CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "warmup_steps"}
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
-# Of these, in fine-tuning, whose length has a default; max_steps is among them to know whether it was given.
+# The part of these for fine-tuning, where the length has a default: max_steps is here to tell whether it was given.
 FINE_TUNING = {"max_source_length", "max_target_length", "lr_scheduler_type", "max_steps", "warmup_steps"}
 FINE_TUNING |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience"}
 
@@ -62,10 +62,6 @@ class Choice:
 
     values: dict[str, object]
     reason: str
-
-    def among(self, free: Set[str]) -> "Choice":
-        """The choice of those options that are free."""
-        return Choice({name: value for name, value in self.values.items() if name in free}, self.reason)
 
 
 @dataclass(frozen=True)
@@ -109,6 +105,12 @@ class Corpus:
         return min(self.lengths) >= 3 and min(self.in_words) >= IN_WORDS
 
 
+def among(choices: list[Choice], free: Set[str]) -> list[Choice]:
+    """The choices of those options that are free."""
+    values = [{name: value for name, value in choice.values.items() if name in free} for choice in choices]
+    return [Choice(some, choice.reason) for some, choice in zip(values, choices, strict=True) if some]
+
+
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary and digits, and joined pairs, as far as these options are `free`."""
     (words, characters, hidden), other = sorted(zip(corpus.words, corpus.characters, corpus.hidden_words, strict=True))
@@ -139,7 +141,8 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
 def choose_lengths(
     lengths: list[tuple[int, int]], values: Mapping[str, object], free: Set[str], most: int = LIMITS[-1]
 ) -> list[Choice]:
-    """Limits for sources and targets, if the default is too low for more than 1 % of them, or too high for the model.
+    """Limits for sources and targets, if the default is too low for more than 1 % of them or for three usual texts,
+    joined, or too high for the model.
 
     `lengths` are the tokens of the source and the target of some pairs. The positions of the model end at `most`.
     """
@@ -160,16 +163,17 @@ def choose_lengths(
         kept = [sum(length <= limit for length in side) for limit in possible]
         # The first that is enough or, if none is, the first that keeps as many as the last.
         limit = next((limit for limit in possible if limit >= needed), possible[kept.index(kept[-1])])
-        joined = 3 * side[len(side) // 2] if values["joined_pairs"] else 0
+        joined = 3 * median_high(side) if values["joined_pairs"] else 0
         if joined > limit:
             limit = next((limit for limit in possible if limit >= joined), possible[-1])
             reason = f"three usual {text}s, joined, should fit{'' if joined <= limit else ' as far as possible'}"
-        if (lost := sum(length > limit for length in side) / len(side)) > 1 - FITTING:
-            reason += f"; {lost:.0%} exceed {limit:,} and are dropped"
-        if limit != LIMITS[0]:
-            choices.append(
-                Choice({name: limit}, reason if limit > LIMITS[0] else "the positions of the model end there")
-            )
+        lost = sum(length > limit for length in side) / len(side)
+        if lost > 1 - FITTING:
+            reason += f"; {lost:.0%} exceed {most:,} and are dropped"
+        if limit < LIMITS[0]:
+            reason = "the positions of the model end there"
+        if limit != LIMITS[0] or lost > 1 - FITTING:
+            choices.append(Choice({name: limit}, reason))
         # A pair whose source is too long needs no room for its target.
         pairs = [pair for pair in pairs if pair[name] <= limit]
     return choices
@@ -181,7 +185,7 @@ class Situation:
 
     Attributes:
         corpus: What the pairs are like.
-        tokens: Of an epoch, those of the longer side of each pair.
+        tokens: Those of the longer sides of all pairs: an epoch.
         lengths: Tokens of the longer side of some pairs.
         values: Those of all options; those that are free have their defaults, or were chosen before.
         free: The options to choose.
@@ -233,8 +237,8 @@ class Situation:
         return fmean(self.lengths)
 
     def held(self, batch: int) -> float:
-        """The tokens that a batch of at most `batch` has on average: those of whole pairs of like lengths, and at most
-        those of all pairs."""
+        """The tokens that a batch of at most `batch` has on average: only whole pairs fit into it, those in it have
+        similar lengths, and it has no more than all pairs."""
         share = fmean(1 / max(1, batch // length) for length in self.lengths)  # of a batch, for each pair
         return min(self.length / share, self.tokens)
 
@@ -247,7 +251,7 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
         reason += "give --optimizer adamw"
     optimizer = Choice({"optimizer": "muon"}, reason)
     size, trained, largest_batch = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
-    width = size.values.get("d_model") or situation.values["d_model"]
+    width = size.values["d_model"]
     epochs = trained / situation.distinct
     dropout, reason = 0.1, f"each pair is read about {epochs:.1f} times"
     if width <= SIZES["tiny"].d_model:
@@ -272,13 +276,13 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
             f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too few for a good "
             "model; give it more hours" + (", or a smaller --size." if width > SIZES["tiny"].d_model else ".")
         )
-    return [choice for choice in (one.among(situation.free) for one in choices) if choice.values], doubts
+    return among(choices, situation.free), doubts
 
 
 def choose_fine_tuning(situation: Situation) -> list[Choice]:
     """The batch, the schedule and the evaluations of a model that is trained further, for a length that is given."""
     choices = choose_steps(situation, situation.asked, LARGEST_BATCH)  # on a GPU, too: no larger one was tried
-    return [choice for choice in (one.among(situation.free) for one in choices) if choice.values]
+    return among(choices, situation.free)
 
 
 def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float, int]:
@@ -333,8 +337,8 @@ def choose_steps(situation: Situation, trained: float, largest_batch: int) -> li
     # Translating a pair takes about as long as training on it.
     affordable = int(0.1 * trained / situation.length / max(situation.corpus.held_out, 1))
     count = min(max(affordable, 1), EVALUATIONS, steps)
-    every = -(-steps // count)
-    choices.append(Choice({"eval_steps": every}, f"evaluations in all: {-(-steps // every)}"))
+    every = math.ceil(steps / count)
+    choices.append(Choice({"eval_steps": every}, f"evaluations in all: {math.ceil(steps / every)}"))
     if count > 3 and "eval_steps" in situation.free:
         reason = "stops after three evaluations without a better score, and keeps the best weights"
         choices.append(Choice({"early_stopping_patience": 3}, reason))

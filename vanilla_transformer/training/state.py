@@ -50,8 +50,9 @@ class TrainerState:
         self.position += num_batches
 
     def log_scores(self, scores: dict):
-        """Adds an evaluation at the current step to the history."""
-        self.history.append({"step": self.step, **{k: v for k, v in scores.items() if k.startswith("eval_")}})
+        """Adds the numbers of an evaluation at the current step to the history."""
+        numbers = {k: v for k, v in scores.items() if k.startswith("eval_") and not isinstance(v, str)}
+        self.history.append({"step": self.step} | numbers)
 
     def evaluations(self) -> list[dict]:
         """The evaluations so far that used the current data and options, so that their scores can be compared."""
