@@ -158,9 +158,8 @@ def main():
             bar.update()
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
-                entry = meter.flush(
-                    state, accelerator, batches.pairs, options.on_divergence == "stop"
-                )  # may raise Diverged
+                # Raises Diverged if asked to stop then.
+                entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")
                 report.show_progress(bar, entry, state, max_steps, accelerator.is_local_main_process)
                 accelerator.log(entry, step=state.step)
                 is_overdue = run_on_main(triggers.is_overdue)

@@ -286,6 +286,13 @@ def test_fine_tuning_has_a_schedule_and_evaluations_that_suit_its_length(argv, s
     assert chosen.keys() <= options.free - {"max_steps"}
 
 
+def test_dropout_grows_with_the_epochs_unless_the_model_is_narrow():
+    found = [
+        choose(f"--num_train_epochs={n} --d_model={width}")["dropout"] for width in (64, 128) for n in (9, 12, 30)
+    ]
+    assert found == [0.1, 0.1, 0.1, 0.05, 0.1, 0.2]
+
+
 def test_a_student_of_teachers_has_little_dropout():
     argv = "--size=small --num_train_epochs=40"
     assert choose(argv)["dropout"] == 0.2 and choose(f"{argv} --tokenizer_name=t --teacher=t")["dropout"] == 0.1
