@@ -360,14 +360,14 @@ def test_texts_of_several_files_have_the_places_of_their_rows():
 
 
 @pytest.mark.parametrize(
-    "row, count", [('"A dog\tEin Hund', 0), ('"A dog\nsleeps."\tEin Hund', 1), ('A\t"Ein\nHund"', 1)]
+    "row, count", [('"A dog\tEin Hund', 0), ('"A dog"\t', 0), ('"A dog\nsleeps."\tEin Hund', 1), ('A\t"Ein\nHund"', 1)]
 )
 def test_quoted_line_breaks_of_a_tsv_are_warned_of(row, count, tmp_path, capsys):
     file = tmp_path / "pairs.tsv"
     file.write_text("en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in PAIRS) + f"{row}\n")
     load(train_file=file, validation_file=write(tmp_path / "dev.txt", PAIRS[:4]))
     said = " ".join(capsys.readouterr().out.split())
-    assert (f"lack a side and begin or end with a quotation mark: {count}. In a .tsv" in said) == (count > 0)
+    assert (f"lack a side and have an unpaired quotation mark: {count}. In a .tsv" in said) == (count > 0)
 
 
 def test_quotation_marks_that_swallow_rows_of_a_csv_are_warned_of(tmp_path, capsys):

@@ -56,7 +56,7 @@ class PairHashes:
         lengths: Characters of the sides (2,n).
         ends: The number of pairs up to the end of each file, with those that do not count.
         seen: Which code points occur.
-        halves: How many pairs with an empty side begin or end with a quotation mark.
+        halves: How many pairs are a half, see [`is_half`].
         many_lines: How many pairs have a side of MANY_LINES or more.
     """
 
@@ -111,10 +111,10 @@ class PairHashes:
 
 
 def is_half(source: str | None, target: str | None) -> bool:
-    """Whether a pair lacks a side and the other one begins or ends with a quotation mark, as rows of a .tsv do whose
-    quoted fields have line breaks."""
+    """Whether a pair lacks a side and the other one begins or ends with an unpaired quotation mark, as rows of a .tsv
+    do whose quoted fields have line breaks."""
     texts = [text.strip() for text in (source, target) if is_filled(text)]
-    return len(texts) == 1 and (texts[0].startswith('"') or texts[0].endswith('"'))
+    return len(texts) == 1 and texts[0].count('"') % 2 == 1 and '"' in (texts[0][0], texts[0][-1])
 
 
 def code_points(text: str) -> np.ndarray:
@@ -362,7 +362,7 @@ def describe_survey(found: dict[str, dict], is_stream: bool = False) -> str:
     )
     if halves:
         lines.append(
-            f"warning: pairs that lack a side and begin or end with a quotation mark: {halves:,}. In a .tsv, each "
+            f"warning: pairs that lack a side and have an unpaired quotation mark: {halves:,}. In a .tsv, each "
             "line is a row, even within quotation marks; save the file as .csv or .jsonl."
         )
     if 0 < many_lines < SEEN * total:

@@ -46,11 +46,11 @@ def decide_training(
     options = options.with_values(chosen)
     limits = options.data.max_source_length, options.data.max_target_length
     kept = [pair for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
-    if lengths and not kept:
+    if pairs.survey["train"]["pairs"] and not kept:  # else all have an empty side
         names = "max_source_length", "max_target_length"
         tried = [f"--{name} {most if name in options.free else options.values()[name]}" for name in names]
         raise UserError(
-            f"None of the {len(lengths):,} pairs that were looked at fits into {' and '.join(tried)} (in tokens); "
+            f"None of the {looked_at:,} pairs that were looked at fits into {' and '.join(tried)} (in tokens); "
             "split the texts, or raise these limits."
         )
     sides = [sum(side) / len(kept) for side in zip(*kept, strict=True)] or [1.0, 1.0]

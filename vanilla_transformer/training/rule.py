@@ -53,7 +53,7 @@ IN_WORDS = 0.6  # in sentences, at least this share of the characters stands in 
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
 FEWEST_STEPS = 300  # after 60, a model does not know 50 pairs by heart; after 300, it does
 MANY_EPOCHS = 25  # from here on, a model overfits
-SOME_EPOCHS = 10  # up to here, a model underfits: a guess between 9 and 17
+UNDERFIT_EPOCHS = 10  # up to here, a model underfits: a guess between 9 and 17
 LIMITS, FITTING = (128, 256, 512, 1024), 0.99  # tokens of a source or target; the share of texts that must fit
 
 
@@ -261,7 +261,7 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
         reason = "with soft targets, a model overfits less"
     elif epochs >= MANY_EPOCHS:
         dropout = 0.2
-    elif epochs <= SOME_EPOCHS:
+    elif epochs <= UNDERFIT_EPOCHS:
         dropout = 0.05
     choices = [optimizer, size, Choice({"dropout": dropout}, reason)]
     choices += choose_steps(situation, trained, largest_batch)
